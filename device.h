@@ -1,0 +1,77 @@
+// device.h - all that a kernel may use: CUDA words on every device, launch(), block sums, types, Philox, errors.
+// Copy with: device/error.h device/types.h device/view.h device/random.h device/cpu.h device/cuda.h device/block.h device/math.h
+// A kernel is ordinary CUDA, right for every blockDim. Each block owns a contiguous piece of work; its threads stride over
+// it by blockDim.x. nvcc makes CUDA kernels of it; g++ one-thread blocks (device/cpu.h); -DBT_SIMT runs every CUDA thread as
+// a fiber and finds races and divergent barriers (test/simt.h). Read next: memory.h, then any header in kernels/.
+#pragma once
+#include "device/error.h"
+#include "device/types.h"
+#include "device/view.h"
+#include "device/random.h"
+#if defined(__CUDACC__)
+#include "device/cuda.h"
+#elif defined(BT_SIMT)
+#include "test/simt.h"
+#else
+#include "device/cpu.h"
+#endif
+#include "device/block.h"
+#include "device/math.h"
+
+namespace baretrain {
+
+// Where one rank's kernels run. `dry`: nothing runs and nothing is touched, launches are only counted (plan).
+struct Device {
+    int index = 0;                                     // CUDA device number
+    int team = default_team();                         // OpenMP threads on CPU builds
+    cudaStream_t stream = nullptr;
+    unsigned threads = max_threads;                    // no block gets more; tests run each kernel at several sizes
+    bool dry = false;
+    long launches = 0;
+};
+
+// How a kernel is spread out. `threads` is a wish: the device answers with what it has (1 on the CPU build).
+struct Grid {
+    unsigned blocks, threads;
+    size_t shared_bytes;                               // dynamic shared memory a block, see shared_memory()
+    Where where;
+    Grid(long blocks, unsigned threads = 256, size_t shared_bytes = 0, Where at = Where::current())
+        : blocks(unsigned(blocks)), threads(std::min(threads, max_threads)), shared_bytes(shared_bytes), where(at) {
+        require(blocks >= 0 && blocks <= 0x7FFFFFFF, "launch: at most 2^31 - 1 blocks", at);
+    }
+    // Blocks that own about per_block neighbouring items each; see block_span().
+    static Grid spans(long n, long per_block = 4096, unsigned threads = 256, Where at = Where::current()) {
+        return Grid((n + per_block - 1) / per_block, threads, 0, at);
+    }
+};
+
+// The one place where a kernel starts: geometry checked, errors reported at the caller's line.
+template <class... Params, class... Args>
+void launch(Device& d, Grid g, void (*kernel)(Params...), Args... args) {
+    if (g.blocks == 0) return;                         // an empty shard is not an error
+    ++d.launches;
+    if (d.dry) return;
+#if defined(__CUDACC__)
+    if (g.shared_bytes > (48u << 10))
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(g.shared_bytes)), g.where);
+    const unsigned threads = std::min(g.threads, d.threads);
+    kernel<<<g.blocks, threads, g.shared_bytes, d.stream>>>(static_cast<Params>(args)...);
+    check(cudaGetLastError(), g.where);
+#else
+    run_grid(g.blocks, std::min(g.threads, d.threads), g.shared_bytes, d.team, [=] { kernel(static_cast<Params>(args)...); });
+#endif
+}
+
+// Bytes between host and device, in either direction; both sides are usable when it returns.
+inline void copy_bytes(Device& d, void* to, const void* from, size_t bytes) {
+    if (bytes && !d.dry) device_copy(to, from, bytes, d.stream);
+}
+inline void zero_bytes(Device& d, void* p, size_t bytes) {
+    if (bytes && !d.dry) device_zero(p, bytes, d.stream);
+}
+template <class T> void zero(Device& d, View<T> v) {
+    require(v.dense(), "zero: rows without gaps");
+    zero_bytes(d, v.data, size_t(v.count()) * sizeof(T));
+}
+
+}  // namespace baretrain

@@ -1,0 +1,45 @@
+// cuda.h - the CUDA runtime under the same few names that cpu.h gives: allocate, copy, wait, and the limits of a block.
+// Copy with: device/error.h
+#pragma once
+#include "device/error.h"
+#include <algorithm>
+#include <cmath>
+#include <cuda_runtime.h>
+
+namespace baretrain {
+
+inline constexpr unsigned max_threads = 1024;
+inline constexpr bool on_gpu = true;
+
+inline void check(cudaError_t status, Where at = Where::current()) {
+    if (status != cudaSuccess) fail_at(std::string("CUDA: ") + cudaGetErrorString(status), at);
+}
+
+#if defined(__CUDA_ARCH__)
+template <class V> __device__ V* shared_memory() {
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    return reinterpret_cast<V*>(dynamic_shared);
+}
+#else
+template <class V> __device__ V* shared_memory();
+#endif
+
+inline int default_team() { return 1; }
+
+inline void* device_allocate(size_t bytes) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, bytes));
+    check(cudaMemset(p, 0, bytes));
+    return p;
+}
+inline void device_free(void* p, size_t) { cudaFree(p); }
+
+// Copies in either direction, or on the device; the host may use both sides when it returns.
+inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
+    check(cudaStreamSynchronize(stream));
+}
+inline void device_zero(void* p, size_t bytes, cudaStream_t stream) { check(cudaMemsetAsync(p, 0, bytes, stream)); }
+inline void device_wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream)); }
+
+}  // namespace baretrain

@@ -1,0 +1,48 @@
+// types.h - the number types: float, double and bf16, their names, and what each one accumulates in.
+// Copy with: nothing
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#define BT_HD __host__ __device__
+#else
+#define BT_HD
+#endif
+
+namespace baretrain {
+
+// Brain float: the upper half of a float. Arithmetic happens in float; storing rounds to nearest, ties to even.
+struct bf16 {
+    uint16_t bits = 0;
+    bf16() = default;
+    BT_HD bf16(float v) {
+        uint32_t u;
+        memcpy(&u, &v, 4);
+        const uint32_t rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16, quiet = (u >> 16) | 0x40;
+        bits = uint16_t((u & 0x7FFFFFFF) > 0x7F800000 ? quiet : rounded);   // a NaN must not round to infinity
+    }
+    BT_HD operator float() const {
+        const uint32_t u = uint32_t(bits) << 16;
+        float v;
+        memcpy(&v, &u, 4);
+        return v;
+    }
+};
+static_assert(sizeof(bf16) == 2 && std::is_trivially_copyable_v<bf16>);
+
+// Statistics, sums, gradients and optimizer state of a tensor of T are kept in Real<T>.
+template <class T> using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+enum class Dtype { fp32, bf16, fp64 };
+
+template <class T> constexpr Dtype dtype_of() {
+    if constexpr (std::is_same_v<std::remove_const_t<T>, double>) return Dtype::fp64;
+    else if constexpr (std::is_same_v<std::remove_const_t<T>, bf16>) return Dtype::bf16;
+    else return Dtype::fp32;
+}
+constexpr long size_of(Dtype d) { return d == Dtype::fp64 ? 8 : d == Dtype::fp32 ? 4 : 2; }
+constexpr const char* name_of(Dtype d) { return d == Dtype::fp64 ? "fp64" : d == Dtype::fp32 ? "fp32" : "bf16"; }
+
+}  // namespace baretrain

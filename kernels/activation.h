@@ -1,0 +1,84 @@
+// activation.h - what stands between the two matrices of the feed-forward layer, and the residual sum.
+// Copy with: device.h and what it names
+//   GELU (Hendrycks, Gimpel 2016; tanh form)  y = x/2 * (1 + tanh(u)) = x * sigmoid(2u),  u = sqrt(2/pi) (x + 0.044715 x^3)
+//   SwiGLU (Shazeer 2020)                     y = gate * sigmoid(gate) * up
+// Which one follows from the widths: `in` as wide as y is GELU; twice as wide is SwiGLU, gate in the left half, up right.
+#pragma once
+#include "device.h"
+
+namespace baretrain {
+
+template <class R> struct ValueSlope { R value, slope; };
+
+// GELU and its derivative at x: y' = s + 2 x u' s (1 - s), s = sigmoid(2u).
+template <class R> __device__ ValueSlope<R> gelu_at(R x) {
+    const R k = R(0.7978845608028654), a = R(0.044715);
+    const R s = sigmoid(R(2) * k * x * (R(1) + a * x * x));
+    return {x * s, s + R(2) * x * k * (R(1) + R(3) * a * x * x) * s * (R(1) - s)};
+}
+// SiLU x * sigmoid(x) and its derivative.
+template <class R> __device__ ValueSlope<R> silu_at(R x) {
+    const R s = sigmoid(x);
+    return {x * s, s + x * s * (R(1) - s)};
+}
+
+template <class T> __global__ void gelu_forward_kernel(T* y, const T* x, long n) {
+    const auto [begin, end] = block_span(n);
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) y[i] = T(gelu_at(Real<T>(x[i])).value);
+}
+template <class T> __global__ void gelu_backward_kernel(T* dx, const T* dy, const T* x, long n) {
+    const auto [begin, end] = block_span(n);
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x)
+        dx[i] = T(Real<T>(dy[i]) * gelu_at(Real<T>(x[i])).slope);
+}
+
+// One block a row of F results.
+template <class T> __global__ void swiglu_forward_kernel(T* y, const T* gate_up, long F) {
+    using R = Real<T>;
+    const T *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
+    y += blockIdx.x * F;
+    for (long f = threadIdx.x; f < F; f += blockDim.x) y[f] = T(silu_at(R(gate[f])).value * R(up[f]));
+}
+template <class T> __global__ void swiglu_backward_kernel(T* dgate_up, const T* dy, const T* gate_up, long F) {
+    using R = Real<T>;
+    const T *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
+    T *dgate = dgate_up + blockIdx.x * 2 * F, *dup = dgate + F;
+    dy += blockIdx.x * F;
+    for (long f = threadIdx.x; f < F; f += blockDim.x) {
+        const auto [value, slope] = silu_at(R(gate[f]));
+        const R g = R(dy[f]), u = R(up[f]);
+        dgate[f] = T(g * u * slope);
+        dup[f] = T(g * value);
+    }
+}
+
+template <class T> __global__ void residual_kernel(T* y, const T* a, const T* b, long n) {
+    const auto [begin, end] = block_span(n);
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) y[i] = T(Real<T>(a[i]) + Real<T>(b[i]));
+}
+
+// y: (N, F), overwritten. in: (N, F) for GELU, (N, 2F) for SwiGLU.
+template <class T> void activation_forward(Device& d, View<T> y, View<const T> in) {
+    require(in.cols == y.cols || in.cols == 2 * y.cols, "activation: in is as wide as y, or twice as wide");
+    require(in.dense() && y.dense() && in.rows == y.rows, "activation: the same rows, without gaps");
+    if (in.cols == y.cols) launch(d, Grid::spans(y.count()), gelu_forward_kernel<T>, y.data, in.data, y.count());
+    else launch(d, {y.rows}, swiglu_forward_kernel<T>, y.data, in.data, y.cols);
+}
+
+// din: like in, overwritten; it may be the memory of in.
+template <class T> void activation_backward(Device& d, View<T> din, View<const T> dy, View<const T> in) {
+    require(in.cols == dy.cols || in.cols == 2 * dy.cols, "activation: in is as wide as dy, or twice as wide");
+    require_equal(din.count(), in.count(), "activation: sizes of din and in");
+    if (in.cols == dy.cols)
+        launch(d, Grid::spans(dy.count()), gelu_backward_kernel<T>, din.data, dy.data, in.data, dy.count());
+    else
+        launch(d, {dy.rows}, swiglu_backward_kernel<T>, din.data, dy.data, in.data, dy.cols);
+}
+
+// y = a + b, all (N, C); y may be a or b.
+template <class T> void residual(Device& d, View<T> y, View<const T> a, View<const T> b) {
+    require_equal(a.count(), b.count(), "residual: sizes of a and b");
+    launch(d, Grid::spans(y.count()), residual_kernel<T>, y.data, a.data, b.data, y.count());
+}
+
+}  // namespace baretrain

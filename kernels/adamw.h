@@ -1,0 +1,64 @@
+// adamw.h - AdamW (Loshchilov, Hutter 2019), and the one device struct that holds what changes from step to step.
+// Copy with: device.h and what it names
+//   m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2,  w -= lr * ( (m / c1) / (sqrt(v / c2) + eps) + decay * w ),  ci = 1 - bi^t
+// The clip scale multiplies g here, so clipping costs no pass of its own. The update runs on the master weight (Real<T>);
+// the weight that the model multiplies by is its rounded copy.
+#pragma once
+#include "device.h"
+
+namespace baretrain {
+
+struct StepState {
+    double lr, beta1, beta2, eps, decay;               // of this step
+    double correct1, correct2;                         // 1 - beta^t, t = updates so far + 1
+    double max_norm;                                   // clip the gradient to this norm; 0: never
+    double norm, scale;                                // filled by decide(): norm before clipping, factor for the gradient
+    int skip;                                          // filled by decide(): 1 where the norm is not finite
+};
+
+// Norm, clip scale and skip from the parts of the sum of squares. One thread: the parts are added in order.
+template <class R> __global__ void decide_kernel(StepState* s, const double* parts, long n) {
+    if (threadIdx.x) return;
+    double sum = 0;
+    for (long i = 0; i < n; ++i) sum += parts[i];
+    s->norm = sqrt(sum);
+    s->skip = !(s->norm <= 1.7e308);                   // infinity and NaN
+    s->scale = s->max_norm > 0 && s->norm > s->max_norm ? s->max_norm / s->norm : 1;
+}
+
+// One optimizer span. w: the published copy of master; where T is Real<T> they are one and the same memory.
+template <class T> struct AdamSpan {
+    T* w;
+    Real<T> *master, *m, *v;
+    const Real<T>* g;
+    long n;
+    Real<T> decay, lr_factor;                          // 0 or 1: does StepState::decay apply; a factor on lr
+};
+
+template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* s) {
+    using R = Real<T>;
+    if (s->skip) return;
+    const R lr = R(s->lr) * a.lr_factor, decay = R(s->decay) * a.decay, scale = R(s->scale), eps = R(s->eps);
+    const R b1 = R(s->beta1), b2 = R(s->beta2), c1 = R(1 / s->correct1), c2 = R(1 / s->correct2);
+    const auto [begin, end] = block_span(a.n);
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const R g = a.g[i] * scale, w = a.master[i];
+        const R m = b1 * a.m[i] + (R(1) - b1) * g, v = b2 * a.v[i] + (R(1) - b2) * g * g;
+        a.m[i] = m;
+        a.v[i] = v;
+        const R updated = w - lr * (m * c1 / (sqrt(v * c2) + eps) + decay * w);
+        a.master[i] = updated;
+        if constexpr (!std::is_same_v<T, R>) a.w[i] = T(updated);
+    }
+}
+
+inline void decide(Device& d, View<StepState> s, View<const double> parts) {
+    launch(d, {1, 32}, decide_kernel<double>, s.data, parts.data, parts.count());
+}
+
+// Master, m, v and w of the span are overwritten, unless the step is skipped.
+template <class T> void adamw(Device& d, const AdamSpan<T>& span, View<const StepState> s) {
+    launch(d, Grid::spans(span.n, 16384), adamw_kernel<T>, span, s.data);
+}
+
+}  // namespace baretrain
