@@ -1,0 +1,52 @@
+// report.h - what a run says: the console line of a step, and the run folder with its log and its page.
+// Copy with: report.cpp device/error.h nlohmann-json
+// Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  run.html (one file, no network), and whatever
+// checkpoints the trainer puts beside them. Files appear whole (temporary name, then rename); lines of a log are appended
+// and a line torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace baretrain {
+
+struct StepLog {
+    long step = 0;                                     // after this many updates; the first is 1
+    double loss = 0, grad_norm = 0, lr = 0;            // grad_norm: before clipping
+    long tokens = 0;                                   // trained so far, in all ranks
+    double tokens_per_s = 0, mfu = -1;                 // mfu: share of the peak, 0..1; negative: unknown
+    std::optional<double> val_loss;                    // where it was evaluated
+    std::map<std::string, double> ms, bytes;           // time and traffic by phase
+    bool skipped = false;                              // the update was left out: something was not finite
+};
+
+std::string log_header();                              // what the columns mean, one line
+std::string log_line(const StepLog& log, long last_step);
+std::string progress_line(const std::string& what, long done, long total, double seconds);   // evaluating  37 %  12 s left
+std::string time_name();                               // local time as a folder name: 2026-01-31-142530
+
+using Facts = std::vector<std::pair<std::string, std::variant<std::string, long, double>>>;
+
+class RunFolder {
+public:
+    // resume_after_step -1: a new run; the folder must be new or empty. Else both logs are cut to steps up to that one.
+    RunFolder(const std::string& path, long resume_after_step = -1);
+    const std::string& path() const { return path_; }
+    void write_config(const std::string& toml);
+    void write_run_json(const Facts& facts);
+    void log(const StepLog& log);                      // one line, on disk when it returns; steps only grow
+    void sample(long step, const std::string& text);
+    void write_html() const;
+    bool stop_requested() const;                       // somebody made a file `stop` in the folder
+private:
+    struct Point { double step, loss, grad_norm, lr, tokens_per_s, val_loss; };   // val_loss NaN: none
+    std::string file(const char* name) const { return path_ + "/" + name; }
+    std::string path_, config_;
+    std::vector<Point> points_;
+    std::vector<std::pair<long, std::string>> samples_;
+};
+
+}  // namespace baretrain
