@@ -1,0 +1,246 @@
+# Makefile - builds ./train_gpt, and proves it. `make help` lists what there is; `make test SUITE=norm` is the edit loop.
+#
+# train_gpt.cu is the one translation unit that sees kernels: the host compiler builds it as C++ for the CPU, nvcc as CUDA.
+# Every *.cpp beside it is host-only. Each compiler has its own folder: build/g++, build/clang++-19, build/debug, build/cuda.
+
+# ---- choices, all of which a command line may override
+CXX        := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+DEBUG      ?=#            1: checked build, -O1 with address and undefined-behaviour sanitizers
+BARE       ?=#            1: no OpenMP and no optional library, the nearest thing to a bare Mac
+SUITE      ?=#            names of test suites: build and run only those
+ARGS       ?=#            flags for `make train`
+CUDA_ARCHS ?= 90
+NVCC       ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+BUILD      ?= build/$(if $(DEBUG),debug,$(notdir $(CXX)))$(if $(BARE),-bare)
+PROGRAM    ?= $(if $(filter build/g++,$(BUILD)),train_gpt,$(BUILD)/train_gpt)
+
+# Suites whose kernels also run thread for thread as fibers (-DBT_SIMT), and those that exist only there.
+SIMT_SUITES := device memory norm rope activation embed loss reduce adamw matmul attention
+SIMT_ONLY   := simt
+TSAN_QUICK  := simt reduce norm#   what `make test` runs under ThreadSanitizer; `make tsan` runs them all
+
+CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(CORES)
+endif
+.DELETE_ON_ERROR:
+.SECONDARY:
+.PHONY: all train test tests headers tsan clang cuda deps doctor clean help need-program need-doctest FORCE
+
+all: $(PROGRAM)
+
+# ---- what this machine has: probed once a folder, again when the Makefile changes or `make deps` has run
+CONFIG := $(BUILD)/config.mk
+INCLUDES := -I. $(patsubst %,-isystem %,$(wildcard third_party/include /opt/homebrew/include /usr/local/include/onednn))
+LIBDIRS := $(patsubst %,-L%,$(wildcard /opt/homebrew/lib))
+ifneq ($(filter-out deps clean help,$(or $(MAKECMDGOALS),all)),)
+include $(CONFIG)
+endif
+
+$(CONFIG): Makefile
+	@mkdir -p $(@D)
+	@has() { printf '#if __has_include(<%s>)\nBT_YES\n#endif\n' $$1 | $(CXX) -std=c++20 $(INCLUDES) -E -P -x c++ - 2>/dev/null | grep -q BT_YES; }; \
+	 links() { printf '%b' "$$1" > $@.cpp; shift; $(CXX) -std=c++20 $(INCLUDES) $@.cpp -o $@.out "$$@" $(LIBDIRS) >/dev/null 2>&1; }; \
+	 set -- $$(printf '#ifdef __apple_build_version__\napple __clang_major__\n#elif defined __clang__\nclang __clang_major__\n#else\ngcc __GNUC__\n#endif\n' \
+	     | $(CXX) -E -P -x c++ - 2>/dev/null); \
+	 case $$1 in gcc) least=11;; clang) least=16;; apple) least=15;; \
+	     *) echo "$(CXX): no such compiler, or it does not compile C++; try make CXX=g++ or make CXX=clang++-19" >&2; exit 1;; esac; \
+	 if [ $$2 -lt $$least ]; then \
+	     echo "$(CXX) is $$1 $$2, and $$least is the oldest that will do; try make CXX=g++ or make CXX=clang++-19 (make deps ALL=1)" >&2; exit 1; fi; \
+	 { echo "COMPILER := $$1 $$2"; missing=; \
+	   has nlohmann/json.hpp || missing="$$missing nlohmann-json"; \
+	   has CLI/CLI.hpp || missing="$$missing CLI11"; \
+	   has toml++/toml.h || missing="$$missing toml++"; \
+	   echo "MISSING := $$missing"; \
+	   has doctest/doctest.h && echo "DOCTEST := yes"; \
+	   for f in -march=native -mcpu=native; do links 'int main() {}' $$f && { echo "NATIVE := $$f"; break; }; done; \
+	   [ -n "$(BARE)" ] || { omp='#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n'; \
+	     brew=$$(brew --prefix libomp 2>/dev/null || true); \
+	     if links "$$omp" -fopenmp; then echo "OPENMP := -fopenmp"; \
+	     elif [ -n "$$brew" ] && links "$$omp" -Xclang -fopenmp -I$$brew/include -L$$brew/lib -lomp; then \
+	       echo "OPENMP := -Xclang -fopenmp -I$$brew/include"; echo "LIBS += -L$$brew/lib -lomp"; fi; \
+	     if links '#include <dnnl.h>\nint main() { return !dnnl_version(); }\n' -ldnnl; then \
+	       echo "HAVE += -DBT_ONEDNN"; echo "LIBS += -ldnnl"; fi; \
+	     for l in openblas cblas; do \
+	       if links '#include <cblas.h>\nint main() { float x = 1; return cblas_sdot(1, &x, 1, &x, 1) < 1; }\n' -l$$l; then \
+	         echo "HAVE += -DBT_CBLAS"; echo "LIBS += -l$$l"; break; fi; done; \
+	     if [ -z "$(DEBUG)" ]; then for c in clang++-19 $(CXX); do \
+	       printf 'int main() {}\n' > $@.cpp; \
+	       if $$c -fsanitize=thread $@.cpp -o $@.out >/dev/null 2>&1 && ./$@.out >/dev/null 2>&1; then echo "TSAN_CXX := $$c"; break; fi; \
+	     done; fi; }; \
+	 } > $@; rm -f $@.cpp $@.out
+
+# ---- flags. NaN and infinity must survive: re-association yes, finite-math never.
+WARN := -Wall -Wextra $(if $(WERROR),-Werror)
+FP   := -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
+CHECKED := -O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS -fno-sanitize-recover=all
+BASE := -std=c++20 $(WARN) $(INCLUDES)
+ifneq ($(DEBUG),)
+SANITIZE     := -fsanitize=address,undefined
+KERNEL_FLAGS := $(BASE) $(CHECKED) $(SANITIZE) $(OPENMP) $(HAVE)
+SIMT_FLAGS   := $(BASE) $(CHECKED) -fsanitize=undefined -DBT_SIMT $(HAVE)
+HOST_FLAGS   := $(BASE) $(CHECKED) $(SANITIZE)
+else
+KERNEL_FLAGS := $(BASE) -O3 $(NATIVE) $(OPENMP) $(FP) $(HAVE)
+SIMT_FLAGS   := $(BASE) -O1 -g1 -DBT_SIMT $(HAVE)
+HOST_FLAGS   := $(BASE) -O1
+endif
+TSAN_FLAGS := $(BASE) -O1 -g -fsanitize=thread -DBT_SIMT
+NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler -Wall $(if $(filter-out 1,$(words $(CUDA_ARCHS))),$(foreach a,$(CUDA_ARCHS),-gencode \
+	arch=compute_$(a),code=sm_$(a)),-arch=sm_$(CUDA_ARCHS))
+LINK = $(CXX) $(SANITIZE) $(OPENMP) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LIBDIRS) $(LIBS) -pthread
+COMPILE = @mkdir -p $(@D); echo "  $<$(if $(findstring -DBT_SIMT,$(1)), (simt))"; $(2) $(1) $(CXXFLAGS) -MMD -MP -c
+
+# Objects are rebuilt when their flags change; doctor.o alone knows the commit.
+STAMP = $(shell mkdir -p $(dir $(1)); echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1))
+ifneq ($(COMPILER),)
+$(call STAMP,$(BUILD)/flags,$(CXX) $(COMPILER) $(KERNEL_FLAGS) $(CXXFLAGS))
+COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+$(call STAMP,$(BUILD)/commit,$(COMMIT))
+endif
+
+# ---- the program
+BODIES := $(patsubst %.cpp,$(BUILD)/host/%.o,$(wildcard *.cpp))
+
+$(PROGRAM): $(BUILD)/cpu/train_gpt.o $(BODIES) | need-program
+	@$(LINK)
+	@echo "built ./$@"
+need-program:
+	@$(if $(strip $(MISSING)),echo "missing:$(MISSING); make deps installs what is required" >&2; exit 1,:)
+need-doctest:
+	@$(if $(DOCTEST),:,echo "missing: doctest; make deps installs it" >&2; exit 1)
+
+$(BUILD)/cpu/%.o: %.cu $(BUILD)/flags | need-program
+	$(call COMPILE,$(KERNEL_FLAGS) $(TEST_DEFINES),$(CXX)) -x c++ $< -o $@
+$(BUILD)/simt/%.o: %.cu $(BUILD)/flags
+	$(call COMPILE,$(SIMT_FLAGS),$(CXX)) -x c++ $< -o $@
+$(BUILD)/host/%.o: %.cpp $(BUILD)/flags | need-program
+	$(call COMPILE,$(HOST_FLAGS) $(TEST_DEFINES),$(CXX)) $< -o $@
+build/tsan/%.o: %.cu $(BUILD)/flags
+	$(call COMPILE,$(TSAN_FLAGS),$(TSAN_CXX)) -x c++ $< -o $@
+build/tsan/%.o: %.cpp $(BUILD)/flags
+	$(call COMPILE,$(TSAN_FLAGS),$(TSAN_CXX)) $< -o $@
+$(BUILD)/host/doctor.o: $(BUILD)/commit
+$(BUILD)/host/doctor.o: HOST_FLAGS += -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"$(filter-out -I% -W%,$(KERNEL_FLAGS) $(CXXFLAGS))"' $(HAVE) \
+	$(if $(OPENMP),-DBT_OPENMP)
+
+train:
+	@$(if $(strip $(MISSING)),$(MAKE) --no-print-directory deps;) $(MAKE) --no-print-directory all
+	@./$(PROGRAM) $(ARGS)
+doctor: $(PROGRAM)
+	@./$(PROGRAM) doctor
+
+# ---- tests: one binary a device, each object compiled on its own
+names   = $(patsubst test/%_test.$(1),%,$(wildcard test/*_test.$(1)))
+wanted  = $(if $(SUITE),$(filter $(SUITE),$(1)),$(1))
+objects = $(patsubst %,$(1)/test/%_test.o,$(2))
+HOST_TESTS   := $(call wanted,$(call names,cpp))
+CPU_TESTS    := $(call wanted,$(filter-out $(SIMT_ONLY),$(call names,cu)))
+SIMT_TESTS   := $(call wanted,$(filter $(SIMT_SUITES) $(SIMT_ONLY),$(call names,cu)))
+NEED_BODIES  := $(filter-out $(SIMT_SUITES),$(CPU_TESTS))#   suites of the model read configurations and files
+BIN          := $(BUILD)$(if $(SUITE),/suite/$(subst $() ,+,$(strip $(SUITE))))
+TEST_MAIN    := $(BUILD)/host/test/main.o
+TEST_DEFINES = $(if $(findstring /test/,$@),-DBT_PROGRAM='"./$(PROGRAM)"')
+
+$(BIN)/test_host: $(TEST_MAIN) $(call objects,$(BUILD)/host,$(HOST_TESTS)) $(BODIES)
+$(BIN)/test_kernels: $(TEST_MAIN) $(call objects,$(BUILD)/cpu,$(CPU_TESTS)) $(if $(NEED_BODIES),$(BODIES))
+$(BIN)/test_simt: $(TEST_MAIN) $(call objects,$(BUILD)/simt,$(SIMT_TESTS))
+$(BIN)/test_host $(BIN)/test_kernels $(BIN)/test_simt: | need-doctest
+	@mkdir -p $(@D); $(LINK)
+build/tsan/quick: build/tsan/test/main.o $(call objects,build/tsan,$(filter $(TSAN_QUICK),$(SIMT_TESTS)))
+build/tsan/full$(subst $() ,+,$(strip $(SUITE))): build/tsan/test/main.o $(call objects,build/tsan,$(SIMT_TESTS))
+build/tsan/quick build/tsan/full$(subst $() ,+,$(strip $(SUITE))): | need-doctest
+	@$(TSAN_CXX) -fsanitize=thread $^ -o $@ -pthread
+
+TESTS := $(if $(HOST_TESTS),$(BIN)/test_host) $(if $(CPU_TESTS),$(BIN)/test_kernels) $(if $(SIMT_TESTS),$(BIN)/test_simt) \
+	$(if $(SUITE),,$(if $(TSAN_CXX),$(if $(filter $(TSAN_QUICK),$(SIMT_TESTS)),build/tsan/quick)))
+
+# Runs the binaries, adds up doctest's summaries; a binary that ends without one (crash, sanitizer) is one failure.
+LIMIT := $(if $(shell command -v timeout),timeout 900)
+run = @passed=0 failed=0 skipped=0; for t in $(1); do \
+	    echo "== $$t"; status=0; $(LIMIT) ./$$t > $$t.log 2>&1 || status=$$?; \
+	    set -- $$(sed -n 's/^\[doctest\] test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed *| *\([0-9]*\) skipped.*/\1 \2 \3/p' $$t.log | tail -1); \
+	    passed=$$((passed + $${1:-0})) failed=$$((failed + $${2:-0})) skipped=$$((skipped + $${3:-0})); \
+	    if [ $$status -ne 0 ] && [ "$${2:-0}" -eq 0 ]; then failed=$$((failed + 1)); echo "$$t ended with status $$status"; fi; \
+	    if [ $$status -ne 0 ]; then cat $$t.log; else tail -3 $$t.log | grep 'test cases'; fi; \
+	done; line="$$passed passed, $$failed failed"; [ $$skipped -eq 0 ] || line="$$line, $$skipped skipped"; \
+	echo "$$line"; [ $$failed -eq 0 ] && [ $$passed -gt 0 ]
+
+test:
+	@$(if $(strip $(MISSING))$(if $(DOCTEST),,x),$(MAKE) --no-print-directory deps;) $(MAKE) --no-print-directory tests
+tests: $(if $(SUITE),,$(PROGRAM) headers) $(TESTS)
+	$(if $(TESTS),,@echo "no test suite is called $(SUITE)" >&2)
+	$(call run,$(TESTS))
+tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
+	$(call run,$<)
+
+# Every header compiles when it is included alone.
+HEADERS := $(filter-out device/%,$(wildcard *.h kernels/*.h kernels/*/*.h comm/*.h))
+headers: $(patsubst %,$(BUILD)/headers/%.ok,$(HEADERS))
+$(BUILD)/headers/%.ok: % $(BUILD)/flags
+	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include ./$< /dev/null
+	@touch $@
+
+clang:
+	@$(MAKE) --no-print-directory CXX=clang++-19 BARE=1 BUILD=build/clang SUITE='$(SUITE)' test
+
+# ---- CUDA: the same train_gpt.cu through nvcc, the same host bodies
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
+NCCL := $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),yes)
+cuda: train_gpt_cuda
+train_gpt_cuda: build/cuda/train_gpt.o $(filter-out %/doctor.o,$(BODIES)) $(if $(wildcard doctor.cpp),build/cuda/doctor.o)
+	@$(NVCC) $(NVCC_FLAGS) $^ -o $@ -lcublasLt -lcublas $(if $(NCCL),-lnccl)
+	@echo "built ./$@ for sm_$(CUDA_ARCHS)"
+build/cuda/train_gpt.o: train_gpt.cu build/cuda/flags | need-program
+	@$(if $(NVCC),:,echo "make cuda needs nvcc (the CUDA Toolkit); not found in PATH or /usr/local/cuda" >&2; exit 1)
+	@echo "  $< (nvcc, sm_$(CUDA_ARCHS))"; $(NVCC) $(NVCC_FLAGS) $(if $(NCCL),-DBT_NCCL) -ccbin $(CXX) -MMD -MP -c $< -o $@
+build/cuda/doctor.o: doctor.cpp build/cuda/flags $(BUILD)/commit
+	@$(CXX) $(BASE) -O1 -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' -DBT_CUDA $(if $(NCCL),-DBT_NCCL) -MMD -MP -c $< -o $@
+build/cuda/flags: FORCE
+	@mkdir -p $(@D); echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@
+
+# ---- what is needed
+APT    := g++ nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libdnnl-dev doctest-dev
+APT_ALL := libopenmpi-dev openmpi-bin libopenblas-dev libpcre2-dev libutf8proc-dev clang-19 libclang-rt-19-dev chromium
+DNF    := gcc-c++ json-devel cli11-devel tomlplusplus-devel onednn-devel doctest-devel
+DNF_ALL := openmpi-devel openblas-devel pcre2-devel utf8proc-devel clang chromium
+BREW   := nlohmann-json cli11 tomlplusplus onednn doctest libomp
+BREW_ALL := open-mpi openblas pcre2 utf8proc
+RAW    := https://raw.githubusercontent.com
+GIT    := https://github.com
+
+deps:
+	@rm -f build/*/config.mk; \
+	 root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; may() { [ -z "$$root" ] || sudo -n true 2>/dev/null; }; \
+	 each() { for p in $$optional; do "$$@" $$p >/dev/null 2>&1 || echo "optional package $$p is not available here: skipped"; done; }; \
+	 optional=; export DEBIAN_FRONTEND=noninteractive HOMEBREW_NO_AUTO_UPDATE=1; \
+	 if command -v apt-get >/dev/null && may; then \
+	     $(if $(ALL),optional="$(APT_ALL)";) apt="$$root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends"; \
+	     $$apt update < /dev/null && $$apt install $(APT) < /dev/null > /dev/null && each $$apt install < /dev/null && exit 0; \
+	 elif command -v dnf >/dev/null && may; then \
+	     $(if $(ALL),optional="$(DNF_ALL)";) $$root dnf -q -y install $(DNF) < /dev/null && each $$root dnf -q -y install < /dev/null && exit 0; \
+	 elif command -v brew >/dev/null; then \
+	     $(if $(ALL),optional="$(BREW_ALL)";) brew install -q $(BREW) && each brew install -q && exit 0; \
+	 fi; \
+	 echo "no package manager could be used: fetching the header-only libraries into third_party/include"; \
+	 get() { mkdir -p third_party/include/$$(dirname $$1); \
+	     [ -s third_party/include/$$1 ] || curl -fsSL -o third_party/include/$$1 $$2 || wget -qO third_party/include/$$1 $$2 || \
+	     { rm -f third_party/include/$$1; echo "cannot fetch $$2: install nlohmann-json, CLI11, toml++ and doctest by hand (curl or wget and a network would do)" >&2; exit 1; }; }; \
+	 get nlohmann/json.hpp $(GIT)/nlohmann/json/releases/download/v3.11.3/json.hpp && \
+	 get CLI/CLI.hpp $(GIT)/CLIUtils/CLI11/releases/download/v2.4.2/CLI11.hpp && \
+	 get toml++/toml.h $(RAW)/marzer/tomlplusplus/v3.4.0/toml.hpp && \
+	 get doctest/doctest.h $(RAW)/doctest/doctest/v2.4.11/doctest/doctest.h
+
+clean:
+	rm -rf build train_gpt train_gpt_cuda
+
+help:
+	@echo "make             build ./train_gpt                    make test        every suite; the last line counts them"
+	@echo "make train       set up, build, train with defaults   make test SUITE=norm   one suite: the edit loop"
+	@echo "make cuda        ./train_gpt_cuda (CUDA_ARCHS='90')   make tsan        CUDA threads as fibers, races reported"
+	@echo "make doctor      what was found, what is off          make clang       clang++-19, no OpenMP, no libraries: tests"
+	@echo "make deps        install what is required (ALL=1: what is optional too)"
+	@echo "make headers     each header compiles alone           make DEBUG=1     checked build in build/debug (also: test)"
+	@echo "make clean"
+
+-include $(shell find build -name '*.d' 2>/dev/null)
