@@ -1,0 +1,70 @@
+// config.h - the command line and the recipe: one table of keys gives flags, TOML, help, checks, and the saved config.toml.
+// Copy with: config.cpp, shape.h, shape.cpp, schedule.h, device/error.h, CLI11, toml++, nlohmann-json
+// Flags are named like the TOML keys, and members like both (- becomes _). Flags win over --config FILE, which wins over
+// the defaults. parse() returns a Config in which every number is resolved and checked: the shape comes from the preset,
+// from DIR/config.json or from the defaults, with the shape flags on top. Wrong usage throws Usage, one line.
+// Keys whose code does not exist yet are known by name, accept only the value that changes nothing, and have no member.
+#pragma once
+#include "device/error.h"
+#include "schedule.h"
+#include "shape.h"
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace baretrain {
+
+struct Config {
+    std::string command = "train";                     // train, generate, gradcheck, doctor
+
+    std::string model;                                 // a preset, a Hugging Face folder, or "" for the shape below
+    bool model_is_folder = false;                      // set by parse(): weights are read from it
+    ModelShape shape;                                  // --family --layers --dim --heads --kv-heads --head-dim --ffn
+                                                       // --vocab --tied; vocab 0: the tokenizer's, to be filled in
+    long seq = 0;                                      // tokens of a window; shape.seq >= seq is what the model can hold
+
+    std::string data, val = "0.1", tokenizer = "byte"; // data "": the project's own sources; val: a path or a fraction
+    long batch = 8, tokens_per_step = 0;               // resolved: a multiple of batch * seq
+
+    long steps = 500;                                  // with epochs > 0 unknown until the data is: see set_steps()
+    double epochs = 0;                                 // 0: steps counts
+    double lr = 1e-3, min_lr = 0;                      // min_lr: lr / 10 unless given
+    long warmup = 50;                                  // unless given: at most a tenth of the steps
+    std::string schedule = "cosine";                   // cosine, linear, wsd, constant
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+    double clip = 1.0;                                 // 0: off
+    std::string nonfinite = "skip";                    // skip, stop
+
+    std::string dtype = "fp32";                        // fp32, bf16, fp64
+    long seed = 1337;
+
+    std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder
+    long save_every = 0, keep = 2, eval_every = 100, sample_every = 250, log_every = 10;   // 0: never
+
+    std::string prompt;
+    long tokens = 200;
+    double temperature = 0.8;                          // 0: the likeliest token
+    long top_k = 0;                                    // 0: off
+    double top_p = 1.0;                                // 1: off
+
+    std::map<std::string, std::string> origin;         // key -> "default", "recipe.toml:12", "flag", "preset gpt2-124m" ...
+    bool given(const std::string& key) const;          // by flag or recipe
+};
+
+struct Usage : Error { using Error::Error; };          // exit code 2
+
+struct ParseResult {
+    Config config;
+    std::string text;                                  // not empty: print it and exit with 0 (--help, --version)
+};
+
+ParseResult parse(int argc, const char* const* argv);
+std::string to_toml(const Config&);                    // each key with its origin; --config reads it back to an equal Config
+std::vector<std::pair<std::string, std::string>> key_values(const Config&);
+
+double val_fraction(const Config&);                    // the part held out of --data, or 0 when --val is a path
+void set_steps(Config&, long steps);                   // what --epochs comes to; throws Usage when --warmup is longer
+Schedule schedule_of(const Config&);
+
+}  // namespace baretrain
