@@ -1,0 +1,138 @@
+// matmul.h - matrix products: y = op(a) op(b) + bias. The one door to oneDNN, CBLAS and cuBLASLt; plain loops without them.
+// Copy with: memory.h, kernels/matmul/ (plain.h and the engine that you use) and what they name
+//   y: (M, N) overwritten or added to   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty, only when overwriting
+// In: float, bf16 or double. Out: In or Real<In>. Sums are kept in Real<In>; a bf16 result is rounded once. Rows may have
+// strides. Sizes of 0 are fine: a sum over nothing is the bias, or zero. With Device::dry only the operations are counted.
+// float: oneDNN, else CBLAS, else plain loops. bf16: oneDNN on CPUs with bf16 instructions; else, with a library, through
+// float copies. double: CBLAS, else plain loops. CUDA: cuBLASLt, and plain loops for what it declines.
+#pragma once
+#include "kernels/matmul/plain.h"
+#include "memory.h"
+#include <type_traits>
+#if defined(__CUDACC__)
+#include "kernels/matmul/cublaslt.h"
+#elif defined(BT_SIMT)
+#else
+#if defined(BT_ONEDNN)
+#include "kernels/matmul/onednn.h"
+#endif
+#if defined(BT_CBLAS)
+#include "kernels/matmul/cblas.h"
+#endif
+#endif
+
+namespace baretrain {
+
+// One per rank: the library's handles, what it has prepared for each shape, and the count of operations.
+class Matmul {
+public:
+    explicit Matmul(Device&) {}
+    Matmul(const Matmul&) = delete;
+    static std::string engine();                       // what float products use, and what bf16 and double use
+    long flops() const { return flops_; }              // 2 M N K over all calls, also dry ones
+
+    template <class Out, class In> void multiply(Device& d, const Product<Out, In>& p) {
+        flops_ += 2 * p.M * p.N * p.K;
+        if (d.dry || p.y.empty()) return;
+        if (p.K > 0) dispatch(d, p);
+        else if (!p.add()) start_rows(d, p.y, p.bias);
+    }
+
+private:
+    template <class Out, class In> void dispatch(Device& d, const Product<Out, In>& p) {
+#if defined(__CUDACC__)
+        if (cublas_.multiply(d, p)) return;
+#elif !defined(BT_SIMT)
+#if defined(BT_ONEDNN)
+        if constexpr (OneDnn::takes<In>)
+            if (onednn_.multiply(d, p)) return;
+#endif
+#if defined(BT_CBLAS)
+        if constexpr (!std::is_same_v<In, bf16>)
+            if (cblas_multiply(d, p)) return;
+#endif
+#if defined(BT_ONEDNN) || defined(BT_CBLAS)
+        if constexpr (std::is_same_v<In, bf16>) return multiply_as_float(d, p);
+#endif
+#endif
+        plain_matmul(d, p);
+    }
+
+    // A library that is fast in float only: copies cost M K + K N, the product M N K.
+    template <class Out> void multiply_as_float(Device& d, const Product<Out, bf16>& p) {
+        const long sizes[4] = {p.a.count(), p.b.count(), p.bias.count(), std::is_same_v<Out, float> ? 0 : p.y.count()};
+        const size_t bytes = size_t(sizes[0] + sizes[1] + sizes[2] + sizes[3]) * sizeof(float);
+        if (bytes > scratch_.bytes()) scratch_ = Buffer(bytes);
+        float* at = static_cast<float*>(scratch_.data());
+        const auto widen = [&](View<const bf16> v) {
+            const View<float> wide(at, v.rows, v.cols);
+            at += v.count();
+            launch(d, {v.rows}, copy_rows_kernel<float, bf16>, wide.data, wide.stride, v.data, v.stride, v.cols, Write::over);
+            return View<const float>(wide);
+        };
+        Product<float, float> wide{{}, widen(p.a), widen(p.b), widen(p.bias), p.o, p.M, p.N, p.K};
+        if constexpr (std::is_same_v<Out, float>) {
+            wide.y = p.y;
+            dispatch(d, wide);
+        } else {
+            wide.y = View<float>(at, p.M, p.N);
+            wide.o.write = Write::over;
+            dispatch(d, wide);
+            launch(d, {p.M}, copy_rows_kernel<Out, float>, p.y.data, p.y.stride, wide.y.data, wide.y.stride, p.N, p.o.write);
+        }
+    }
+
+    long flops_ = 0;
+    Buffer scratch_;
+#if defined(__CUDACC__)
+    CublasLt cublas_;
+#elif defined(BT_ONEDNN) && !defined(BT_SIMT)
+    OneDnn onednn_;
+#endif
+};
+
+inline std::string Matmul::engine() {
+#if defined(__CUDACC__)
+    return CublasLt::name();
+#else
+    std::string real = "plain loops", wide = real, brain = real;
+#if defined(BT_CBLAS) && !defined(BT_SIMT)
+    real = wide = cblas_name(), brain = real + " in float";
+#endif
+#if defined(BT_ONEDNN) && !defined(BT_SIMT)
+    real = OneDnn::name(), brain = OneDnn::fast_bf16() ? real : real + " in float";
+#endif
+    return real + " (bf16: " + brain + ", double: " + wide + ")";
+#endif
+}
+
+// Views of one row may have any stride; engines and the table of prepared products see one.
+template <class T> View<T> with_sane_stride(View<T> v) {
+    if (v.rows <= 1) v.stride = v.cols;
+    require(v.stride >= v.cols, "matmul: rows do not overlap");
+    return v;
+}
+
+template <class Out, class In>
+void matmul(Matmul& m, Device& d, View<Out> y, View<const In> a, View<const std::type_identity_t<In>> b,
+            View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}) {
+    static_assert(std::is_same_v<Out, In> || std::is_same_v<Out, Real<In>>, "matmul: y has the type of a, or its Real");
+    const long M = o.transpose_a ? a.cols : a.rows, K = o.transpose_a ? a.rows : a.cols, N = o.transpose_b ? b.rows : b.cols;
+    require_equal(K, o.transpose_b ? b.cols : b.rows, "matmul: columns of op(a) and rows of op(b)");
+    require_equal(y.rows, M, "matmul: rows of y and op(a)");
+    require_equal(y.cols, N, "matmul: columns of y and op(b)");
+    if (!bias.empty()) {
+        require_equal(bias.cols, N, "matmul: columns of bias and y");
+        require_equal(bias.rows, 1, "matmul: rows of bias and 1");
+        require(o.write == Write::over, "matmul: no bias when adding to y");
+    }
+    m.multiply(d, Product<Out, In>{with_sane_stride(y), with_sane_stride(a), with_sane_stride(b), bias, o, M, N, K});
+}
+template <class Out, class In>
+    requires(!std::is_const_v<In>)
+void matmul(Matmul& m, Device& d, View<Out> y, View<In> a, View<const std::type_identity_t<In>> b,
+            View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}) {
+    matmul<Out, In>(m, d, y, View<const In>(a), b, bias, o);
+}
+
+}  // namespace baretrain

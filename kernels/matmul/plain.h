@@ -1,0 +1,105 @@
+// plain.h - the matrix product as an ordinary kernel: no library, every type, every stride, on every device.
+// Copy with: device.h and what it names
+//   y = op(a) op(b) + bias, or y += op(a) op(b)       y: (M, N)   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty
+// A block owns 32 x 64 elements of y and walks K in steps of 32 through tiles in shared memory, as Real<In>. The terms of
+// an element are added in an order that depends on K alone, so the bits depend neither on the team nor on the grid.
+#pragma once
+#include "device.h"
+
+namespace baretrain {
+
+struct MatmulOptions {
+    bool transpose_a = false, transpose_b = false;     // multiply by the transpose of the stored matrix
+    Write write = Write::over;                         // y = or y +=
+};
+
+// One call after its checks: what an engine gets. M, N, K > 0; rows of a, b and y do not overlap.
+template <class Out, class In> struct Product {
+    View<Out> y;
+    View<const In> a, b, bias;                         // as stored
+    MatmulOptions o;
+    long M, N, K;
+    bool add() const { return o.write == Write::add; }
+};
+
+// Element (r, c) of op(m) is data[r * down + c * right].
+template <class In> struct Strided {
+    const In* data;
+    long rows, cols, down, right;
+    Strided(View<const In> v, bool transposed)
+        : data(v.data), rows(transposed ? v.cols : v.rows), cols(transposed ? v.rows : v.cols),
+          down(transposed ? 1 : v.stride), right(transposed ? v.stride : 1) {}
+};
+
+inline constexpr long matmul_tile_rows = 32, matmul_tile_cols = 64, matmul_tile_depth = 32;
+
+// tile = the part of m that begins at (r0, c0), zero beyond the edges; neighbouring threads read neighbouring elements.
+template <class In, long rows, long cols>
+__device__ void load_tile(Real<In> (&tile)[rows][cols], const Strided<In>& m, long r0, long c0) {
+    const In* from = m.data + r0 * m.down + c0 * m.right;
+    const long R = m.rows - r0 < rows ? m.rows - r0 : rows, C = m.cols - c0 < cols ? m.cols - c0 : cols;
+    if (m.right == 1)
+        for (long r = 0; r < rows; ++r)
+            for (long c = threadIdx.x; c < cols; c += blockDim.x)
+                tile[r][c] = r < R && c < C ? Real<In>(from[r * m.down + c]) : Real<In>(0);
+    else
+        for (long c = 0; c < cols; ++c)
+            for (long r = threadIdx.x; r < rows; r += blockDim.x)
+                tile[r][c] = r < R && c < C ? Real<In>(from[r * m.down + c * m.right]) : Real<In>(0);
+}
+
+template <class Out, class In>
+__global__ void matmul_kernel(Out* y, long y_stride, Strided<In> a, Strided<In> b, const In* bias, Write write) {
+    using R = Real<In>;
+    constexpr long TM = matmul_tile_rows, TN = matmul_tile_cols, TK = matmul_tile_depth;
+    __shared__ R A[TM][TK];
+    __shared__ R B[TK][TN];
+    __shared__ R sum[TM][TN];
+    const long across = (b.cols + TN - 1) / TN, r0 = blockIdx.x / across * TM, c0 = blockIdx.x % across * TN;
+    const long rows = a.rows - r0 < TM ? a.rows - r0 : TM, cols = b.cols - c0 < TN ? b.cols - c0 : TN;
+    for (long r = 0; r < rows; ++r)
+        for (long c = threadIdx.x; c < TN; c += blockDim.x) sum[r][c] = 0;
+    for (long k0 = 0; k0 < a.cols; k0 += TK) {
+        __syncthreads();                               // the last step's tiles may still be in use
+        load_tile<In>(A, a, r0, k0);
+        load_tile<In>(B, b, k0, c0);
+        __syncthreads();
+        for (long r = 0; r < rows; ++r)
+            for (long k = 0; k < TK; k += 4)           // four terms for each load and store of a sum
+                for (long c = threadIdx.x; c < TN; c += blockDim.x)
+                    sum[r][c] += A[r][k] * B[k][c] + A[r][k + 1] * B[k + 1][c] + A[r][k + 2] * B[k + 2][c] +
+                                 A[r][k + 3] * B[k + 3][c];
+    }
+    for (long r = 0; r < rows; ++r)
+        for (long c = threadIdx.x; c < cols; c += blockDim.x) {
+            Out& to = y[(r0 + r) * y_stride + c0 + c];
+            const R before = write == Write::add ? R(to) : bias ? R(bias[c0 + c]) : R(0);
+            to = Out(before + sum[r][c]);
+        }
+}
+
+template <class Out, class In> void plain_matmul(Device& d, const Product<Out, In>& p) {
+    const long down = (p.M + matmul_tile_rows - 1) / matmul_tile_rows, across = (p.N + matmul_tile_cols - 1) / matmul_tile_cols;
+    launch(d, {down * across, unsigned(matmul_tile_cols)}, matmul_kernel<Out, In>, p.y.data, p.y.stride,
+           Strided<In>(p.a, p.o.transpose_a), Strided<In>(p.b, p.o.transpose_b), p.bias.data, p.o.write);
+}
+
+// y = x in another type, or y += x; one block a row. x_stride 0 repeats one row; without x: zeros.
+template <class To, class From>
+__global__ void copy_rows_kernel(To* y, long y_stride, const From* x, long x_stride, long C, Write write) {
+    using R = Real<To>;
+    y += blockIdx.x * y_stride, x += blockIdx.x * x_stride;
+    for (long c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = To((write == Write::add ? R(y[c]) : R(0)) + R(x[c]));
+}
+template <class To> __global__ void zero_rows_kernel(To* y, long y_stride, long C) {
+    for (long c = threadIdx.x; c < C; c += blockDim.x) y[blockIdx.x * y_stride + c] = To(0);
+}
+
+// y = the bias on every row, or zeros: where a sum over nothing ends, and where a library that only adds begins.
+template <class Out, class In> void start_rows(Device& d, View<Out> y, View<const In> bias) {
+    if (bias.empty()) launch(d, {y.rows}, zero_rows_kernel<Out>, y.data, y.stride, y.cols);
+    else launch(d, {y.rows}, copy_rows_kernel<Out, In>, y.data, y.stride, bias.data, 0, y.cols, Write::over);
+}
+
+}  // namespace baretrain
