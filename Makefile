@@ -136,7 +136,7 @@ wanted  = $(if $(SUITE),$(filter $(SUITE),$(1)),$(1))
 objects = $(patsubst %,$(1)/test/%_test.o,$(2))
 HOST_TESTS   := $(call wanted,$(call names,cpp))
 CPU_TESTS    := $(call wanted,$(filter-out $(SIMT_ONLY),$(call names,cu)))
-SIMT_TESTS   := $(call wanted,$(filter $(SIMT_SUITES) $(SIMT_ONLY),$(call names,cu)))
+SIMT_TESTS   := $(if $(wildcard test/simt.h),$(call wanted,$(filter $(SIMT_SUITES) $(SIMT_ONLY),$(call names,cu))))
 NEED_BODIES  := $(filter-out $(SIMT_SUITES),$(CPU_TESTS))#   suites of the model read configurations and files
 BIN          := $(BUILD)$(if $(SUITE),/suite/$(subst $() ,+,$(strip $(SUITE))))
 TEST_MAIN    := $(BUILD)/host/test/main.o
@@ -169,7 +169,7 @@ run = @passed=0 failed=0 skipped=0; for t in $(1); do \
 test:
 	@$(if $(strip $(MISSING))$(if $(DOCTEST),,x),$(MAKE) --no-print-directory deps;) $(MAKE) --no-print-directory tests
 tests: $(if $(SUITE),,$(PROGRAM) headers) $(TESTS)
-	$(if $(TESTS),,@echo "no test suite is called $(SUITE)" >&2)
+	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
 tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
 	$(call run,$<)
