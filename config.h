@@ -1,8 +1,8 @@
-// config.h - the command line and the recipe: one table of keys gives flags, TOML, help, checks, and the saved config.toml.
+// config.h - the command line and the recipe: one table of keys gives flags, TOML, help, checks and the saved file.
 // Copy with: config.cpp, shape.h, shape.cpp, schedule.h, device/error.h, CLI11, toml++, nlohmann-json
-// Flags are named like the TOML keys, and members like both (- becomes _). Flags win over --config FILE, which wins over
-// the defaults. parse() returns a Config in which every number is resolved and checked: the shape comes from the preset,
-// from DIR/config.json or from the defaults, with the shape flags on top. Wrong usage throws Usage, one line.
+// Flags are named like the TOML keys, and members like both (- becomes _). Flags win over --config FILE, and that wins
+// over the defaults. parse() resolves and checks every number: the shape comes from the preset, from DIR/config.json or
+// from the defaults, with the shape flags on top. Wrong usage throws Usage, one line.
 // Keys whose code does not exist yet are known by name, accept only the value that changes nothing, and have no member.
 #pragma once
 #include "device/error.h"
@@ -22,7 +22,7 @@ struct Config {
     bool model_is_folder = false;                      // set by parse(): weights are read from it
     ModelShape shape;                                  // --family --layers --dim --heads --kv-heads --head-dim --ffn
                                                        // --vocab --tied; vocab 0: the tokenizer's, to be filled in
-    long seq = 0;                                      // tokens of a window; shape.seq >= seq is what the model can hold
+    long seq = 0;                                      // tokens of a window; the model can hold shape.seq >= seq
 
     std::string data, val = "0.1", tokenizer = "byte"; // data "": the project's own sources; val: a path or a fraction
     long batch = 8, tokens_per_step = 0;               // resolved: a multiple of batch * seq
@@ -48,7 +48,7 @@ struct Config {
     long top_k = 0;                                    // 0: off
     double top_p = 1.0;                                // 1: off
 
-    std::map<std::string, std::string> origin;         // key -> "default", "recipe.toml:12", "flag", "preset gpt2-124m" ...
+    std::map<std::string, std::string> origin;         // key -> "default", "flag", "recipe.toml:12", "gpt2-124m" ...
     bool given(const std::string& key) const;          // by flag or recipe
 };
 
@@ -60,7 +60,7 @@ struct ParseResult {
 };
 
 ParseResult parse(int argc, const char* const* argv);
-std::string to_toml(const Config&);                    // each key with its origin; --config reads it back to an equal Config
+std::string to_toml(const Config&);                    // each key with its origin; --config reads it back, equal
 std::vector<std::pair<std::string, std::string>> key_values(const Config&);
 
 double val_fraction(const Config&);                    // the part held out of --data, or 0 when --val is a path

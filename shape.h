@@ -1,8 +1,8 @@
 // shape.h - the numbers that define a model, the presets, and the Hugging Face config.json that says the same.
 // Copy with: shape.cpp, device/error.h, nlohmann-json
-// C = dim, H = heads, D = head_dim, F = ffn, V = vocab, L = layers. A number that is 0 is not chosen yet: with_defaults()
-// gives kv_heads = H, D = C / H, F = 4C (gpt2) or 8C / 3 rounded up to a multiple of 64 (llama). For llama D is a number
-// of its own: H * D may differ from C. Everything wrong throws Error with one line.
+// C = dim, H = heads, D = head_dim, F = ffn, V = vocab, L = layers. A number that is 0 is not chosen yet: the defaults
+// are kv_heads = H, D = C / H, F = 4C (gpt2) or 8C / 3 rounded up to a multiple of 64 (llama, our choice). For llama
+// D is a number of its own: H * D may differ from C. Everything wrong throws Error with one line.
 #pragma once
 #include <string>
 #include <vector>
