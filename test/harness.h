@@ -83,10 +83,14 @@ inline double relative_error(const Numbers& a, const Numbers& b) {
 // What one rounding of the result allows, with room for sums of a few hundred terms.
 template <class T> double tolerance() { return std::is_same_v<T, double> ? 1e-12 : std::is_same_v<T, bf16> ? 8e-3 : 4e-6; }
 
-// Runs body(device) for each block size that this build knows: one thread on a CPU, two and eight warps otherwise.
+// Runs body(device) for each block size that this build knows: one thread on a CPU, two and eight warps otherwise, which
+// fibers run in two different orders.
 template <class Body> void for_each_block_size(Body body) {
     for (unsigned threads : {64u, 256u}) {
         Device d;
+#if defined(BT_SIMT)
+        simt_seed = threads;
+#endif
         d.threads = std::min(threads, max_threads);
         CAPTURE(d.threads);
         body(d);
