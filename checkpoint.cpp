@@ -1,0 +1,378 @@
+// checkpoint.cpp - the body of checkpoint.h.
+#include "checkpoint.h"
+#include "device/error.h"
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+namespace baretrain {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Files = std::map<std::string, Digest>;           // path within the checkpoint -> what was written
+
+const std::string weights_file = "model.safetensors", index_file = "model.safetensors.index.json";
+const std::string state_file = "state/optimizer.safetensors", trainer_file = "state/trainer.json";
+const std::string mark_file = "state/complete";
+
+// --- small files ---
+
+std::string read_text(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    if (!in) fail(path.string() + ": cannot be opened: " + std::strerror(errno));
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// body(json) may use the throwing accessors: whatever does not fit is one line.
+template <class Body> auto read_json(const fs::path& path, Body body) {
+    const std::string text = read_text(path);
+    try {
+        return body(json::parse(text));
+    } catch (const std::exception&) {
+        fail(path.string() + ": damaged or not written here: other JSON was expected");
+    }
+}
+
+// Throws what read_json turns into its line; json's own get() would wrap numbers that do not fit.
+uint64_t whole_number(const json& v, uint64_t largest) {
+    if (!v.is_number_unsigned() || v.get<uint64_t>() > largest) throw std::range_error("whole_number");
+    return v.get<uint64_t>();
+}
+
+std::string text_of(const json& v) { return v.dump(1, ' ', false, json::error_handler_t::replace) + "\n"; }
+
+Digest write_text(const fs::path& path, const std::string& text) {
+    OutputFile file(path.string());
+    file.write(text.data(), text.size());
+    return file.close();
+}
+
+// A new or renamed file is safe only when its folder is synced too.
+void sync_folder(const fs::path& folder) {
+    const int file = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool ok = file >= 0 && (fsync(file) == 0 || errno == EINVAL);   // some file systems cannot sync folders
+    const int error = errno;
+    if (file >= 0) ::close(file);
+    if (!ok) fail(folder.string() + ": cannot be synced: " + std::strerror(error));
+}
+
+// --- names ---
+
+std::string step_name(long step) {
+    char name[32];
+    std::snprintf(name, sizeof name, "step-%06ld", step);
+    return name;
+}
+
+// step-<digits>, with .old or without: the step; otherwise -1.
+long step_of(std::string name) {
+    if (name.ends_with(".old")) name.resize(name.size() - 4);
+    const bool digits = name.size() > 5 && name.size() <= 23 && name.starts_with("step-") &&
+                        name.find_first_not_of("0123456789", 5) == std::string::npos;
+    return digits ? std::stol(name.substr(5)) : -1;
+}
+bool is_leftover(const std::string& name) { return name.starts_with("step-") && name.ends_with(".tmp"); }
+
+// Folders inside `folder`; none if it is not there.
+std::vector<fs::path> folders_in(const fs::path& folder) {
+    std::vector<fs::path> found;
+    std::error_code error;
+    for (fs::directory_iterator i(folder, error), end; !error && i != end; i.increment(error))
+        if (i->is_directory(error)) found.push_back(i->path());
+    if (error && error != std::errc::no_such_file_or_directory)
+        fail(folder.string() + ": cannot be listed: " + error.message());
+    std::sort(found.begin(), found.end());
+    return found;
+}
+
+// Newest first; of one step, the folder in place before the one set aside.
+std::vector<fs::path> candidates(const fs::path& run) {
+    std::vector<fs::path> found = folders_in(run);
+    std::erase_if(found, [](const fs::path& p) { return step_of(p.filename()) < 0; });
+    std::stable_sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
+        return step_of(a.filename()) > step_of(b.filename());
+    });
+    return found;
+}
+
+// --- the mark ---
+
+// Sizes only is enough to count checkpoints; contents (reads every byte) before one is used.
+enum class Check { sizes, contents };
+
+void check_mark(const fs::path& folder, Check check) {
+    const auto bad = [&](const std::string& why) {
+        fail(folder.string() + ": not a complete checkpoint: " + why + "; use another one or delete it");
+    };
+    std::error_code error;
+    if (!fs::exists(folder / mark_file, error)) bad("the mark " + mark_file + " is missing (was the save cut off?)");
+    const Files files = read_json(folder / mark_file, [](const json& mark) {
+        Files listed;
+        for (const auto& [name, file] : mark.at("files").items())
+            listed[name] = {whole_number(file.at("bytes"), LONG_MAX), whole_number(file.at("hash"), UINT64_MAX)};
+        return listed;
+    });
+    for (const std::string& name : {std::string("config.json"), weights_file, state_file, trainer_file})
+        if (!files.contains(name)) bad("the mark does not list " + name);
+    for (const auto& [name, written] : files) {
+        const size_t bytes = fs::file_size(folder / name, error);
+        if (error) bad(name + ": " + error.message());
+        if (bytes != written.bytes)
+            bad(name + " has " + std::to_string(bytes) + " bytes, " + std::to_string(written.bytes) + " were written");
+    }
+    if (check == Check::contents)
+        for (const auto& [name, written] : files)
+            if (digest_of_file((folder / name).string()) != written) bad(name + " has changed since it was written");
+}
+
+bool passes(const fs::path& folder, Check check) {
+    try {
+        check_mark(folder, check);
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+void write_mark(const fs::path& folder, const Files& files) {
+    json listed = json::object();
+    for (const auto& [name, written] : files) listed[name] = {{"bytes", written.bytes}, {"hash", written.hash}};
+    const fs::path mark = folder / mark_file, building = mark.string() + ".tmp";
+    write_text(building, text_of({{"files", listed}}));
+    fs::rename(building, mark);
+    sync_folder(mark.parent_path());
+}
+
+// --- saving ---
+
+// Renamed first: a folder that is only half removed must not look like a checkpoint.
+void discard(const fs::path& folder) {
+    const fs::path leaving = folder.string() + ".removed.tmp";
+    if (!fs::exists(folder)) return;
+    fs::rename(folder, leaving);
+    fs::remove_all(leaving);
+}
+
+Files write_parts(const fs::path& folder, const CheckpointParts& parts) {
+    const TrainerState& t = parts.trainer;
+    fs::create_directories(folder / "state");
+    Files files;
+    files["config.json"] = write_text(folder / "config.json", parts.config_json);
+    for (const auto& [name, content] : parts.extra_files) {
+        require(name.find('/') == std::string::npos && !files.contains(name) && name != weights_file && name != "state",
+                "checkpoint: an extra file has a plain name of its own");
+        files[name] = write_text(folder / name, content);
+    }
+    files[weights_file] = write_safetensors((folder / weights_file).string(), parts.weights, {{"format", "pt"}});
+    files[state_file] = write_safetensors((folder / state_file).string(), parts.state, {});
+    files[trainer_file] = write_text(folder / trainer_file, text_of({{"step", t.step}, {"position", t.position},
+                                     {"tokens", t.tokens}, {"seed", t.seed}, {"facts", t.facts}}));
+    sync_folder(folder / "state");
+    sync_folder(folder);
+    return files;
+}
+
+// At every moment either the older folder of the same step, if it was complete, or the new one can be found.
+void put_in_place(const fs::path& building, const fs::path& folder, const Files& files) {
+    const fs::path aside = folder.string() + ".old";
+    if (passes(folder, Check::contents)) {
+        discard(aside);
+        fs::rename(folder, aside);
+    }
+    discard(folder);
+    try {
+        fs::rename(building, folder);
+        sync_folder(folder.parent_path());
+        write_mark(folder, files);
+    } catch (...) {
+        std::error_code ignored;                       // the first error is the one to report
+        fs::remove_all(folder, ignored);
+        fs::rename(aside, folder, ignored);
+        throw;
+    }
+    discard(aside);
+}
+
+// `newest` stays whatever its number: a run may have gone back to an earlier step.
+void remove_oldest(const fs::path& run, const fs::path& newest, long keep) {
+    long kept = 1;
+    for (const fs::path& folder : candidates(run))
+        if (folder != newest && passes(folder, Check::sizes) && ++kept > keep) discard(folder);
+}
+
+}  // namespace
+
+std::string save_checkpoint(const std::string& run_folder, const CheckpointParts& parts, long keep) {
+    require(keep >= 0, "checkpoint: keep is not negative");
+    require(parts.trainer.step >= 0 && parts.trainer.position >= 0 && parts.trainer.tokens >= 0,
+            "checkpoint: step, position and tokens are not negative");
+    const fs::path run = run_folder, folder = run / step_name(parts.trainer.step), building = folder.string() + ".tmp";
+    try {
+        fs::create_directories(run);
+        for (const fs::path& old : folders_in(run))
+            if (is_leftover(old.filename())) fs::remove_all(old);
+        const struct Cleanup {                         // after success there is nothing under this name
+            fs::path folder;
+            ~Cleanup() { std::error_code ignored; fs::remove_all(folder, ignored); }
+        } cleanup{building};
+        put_in_place(building, folder, write_parts(building, parts));
+        if (keep > 0) remove_oldest(run, folder, keep);
+    } catch (const fs::filesystem_error& e) {
+        fail(e.path1().string() + ": cannot be created, renamed or removed: " + e.code().message());
+    }
+    return folder.string();
+}
+
+// --- finding ---
+
+void require_complete(const std::string& checkpoint_folder) { check_mark(checkpoint_folder, Check::contents); }
+
+Found newest_checkpoint(const std::string& run_folder) {
+    Found found;
+    for (const fs::path& folder : folders_in(run_folder))
+        if (is_leftover(folder.filename()))
+            found.notes.push_back(folder.string() + ": left by a save that was cut off; the next save removes it");
+    for (const fs::path& folder : candidates(run_folder)) {
+        try {
+            require_complete(folder.string());
+            found.folder = folder.string();
+            return found;
+        } catch (const Error& e) {
+            found.notes.push_back(e.what());
+        }
+    }
+    return found;
+}
+
+std::string newest_run(const std::string& out_folder) {
+    std::vector<std::pair<fs::file_time_type, fs::path>> runs;
+    for (const fs::path& run : folders_in(out_folder))
+        for (const fs::path& folder : candidates(run)) {
+            std::error_code error;
+            const auto time = fs::last_write_time(folder / mark_file, error);
+            if (!error) runs.push_back({time, run});
+        }
+    std::sort(runs.rbegin(), runs.rend());
+    for (const auto& [time, run] : runs)
+        if (!newest_checkpoint(run.string()).folder.empty()) return run.string();
+    return "";
+}
+
+TrainerState read_trainer_state(const std::string& checkpoint_folder) {
+    return read_json(fs::path(checkpoint_folder) / trainer_file, [](const json& j) {
+        return TrainerState{long(whole_number(j.at("step"), LONG_MAX)), long(whole_number(j.at("position"), LONG_MAX)),
+                            long(whole_number(j.at("tokens"), LONG_MAX)), whole_number(j.at("seed"), UINT64_MAX),
+                            j.at("facts").get<std::map<std::string, std::string>>()};
+    });
+}
+
+void require_same_facts(const TrainerState& saved, const std::map<std::string, std::string>& now) {
+    const auto value = [](const std::map<std::string, std::string>& facts, const std::string& name) {
+        const auto found = facts.find(name);
+        return found == facts.end() ? std::string("not given") : found->second;
+    };
+    std::map<std::string, std::string> all = now;
+    all.insert(saved.facts.begin(), saved.facts.end());
+    for (const auto& [name, ignored] : all) {
+        const std::string before = value(saved.facts, name), here = value(now, name);
+        if (before != here)
+            fail("resume: " + name + " is " + here + ", but the checkpoint was written with " + before +
+                 "; set it back, or start a new run");
+    }
+}
+
+// --- loading ---
+
+namespace {
+
+std::string describe(const std::string& dtype, const std::vector<long>& shape) {
+    std::string text = dtype + " (";
+    for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + ")";
+}
+
+// "; missing: a, b, c and 2 more"
+std::string listing(const char* title, const std::vector<std::string>& items) {
+    if (items.empty()) return "";
+    std::string text = std::string("; ") + title + ": ";
+    const size_t shown = std::min<size_t>(items.size(), 4);
+    for (size_t i = 0; i < shown; ++i) text += (i ? ", " : "") + items[i];
+    return shown == items.size() ? text : text + " and " + std::to_string(items.size() - shown) + " more";
+}
+
+// `where` is the path to name in errors. The files hold no name twice.
+void load_from(const std::string& where, const std::vector<const SafetensorsFile*>& files,
+               const std::vector<TensorTarget>& targets) {
+    std::map<std::string, const TensorTarget*> wanted;
+    for (const TensorTarget& t : targets) require(wanted.insert({t.name, &t}).second, "load: a target stands twice");
+    std::vector<std::string> missing, extra, other;
+    size_t largest = 0;
+    std::map<std::string, const TensorTarget*> unseen = wanted;
+    for (const SafetensorsFile* file : files)
+        for (const TensorInfo& t : file->tensors()) {
+            largest = std::max(largest, t.bytes());
+            unseen.erase(t.name);
+            const auto target = wanted.find(t.name);
+            if (target == wanted.end()) extra.push_back(t.name);
+            else if (t.dtype != target->second->dtype || t.shape != target->second->shape)
+                other.push_back(t.name + " is " + describe(t.dtype, t.shape) + ", expected " +
+                                describe(target->second->dtype, target->second->shape));
+        }
+    for (const auto& [name, target] : unseen) missing.push_back(name);
+    if (!missing.empty() || !extra.empty() || !other.empty())
+        fail(where + ": not the tensors that this model needs" + listing("missing", missing) +
+             listing("not expected", extra) + listing("different", other));
+
+    std::vector<char> bytes(largest);                  // one tensor at a time
+    for (const SafetensorsFile* file : files)
+        for (const TensorInfo& t : file->tensors()) {
+            file->read(t, bytes.data());
+            wanted.at(t.name)->store(bytes.data());
+        }
+}
+
+}  // namespace
+
+void load_tensors(const std::string& path, const std::vector<TensorTarget>& targets) {
+    const SafetensorsFile file(path);
+    load_from(path, {&file}, targets);
+}
+
+void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets) {
+    const fs::path base = folder, index = base / index_file;
+    std::error_code error;
+    if (fs::exists(base / weights_file, error)) return load_tensors((base / weights_file).string(), targets);
+    if (!fs::exists(index, error))
+        fail(folder + ": has neither " + weights_file + " nor " + index_file + "; give a Hugging Face model folder");
+    const auto shard_of = read_json(index, [](const json& j) {
+        return j.at("weight_map").get<std::map<std::string, std::string>>();
+    });
+    std::map<std::string, std::unique_ptr<SafetensorsFile>> shards;
+    std::vector<const SafetensorsFile*> files;
+    for (const auto& [name, shard] : shard_of) {
+        if (shard.find('/') != std::string::npos) fail(index.string() + ": a shard lies outside the folder: " + shard);
+        auto& file = shards[shard];
+        if (!file) files.push_back((file = std::make_unique<SafetensorsFile>((base / shard).string())).get());
+        if (!file->find(name)) fail(index.string() + ": tensor " + name + " is not in " + shard + " as listed");
+    }
+    for (const SafetensorsFile* file : files)
+        for (const TensorInfo& t : file->tensors()) {
+            const auto listed = shard_of.find(t.name);
+            if (listed == shard_of.end() || shards.at(listed->second).get() != file)
+                fail(file->path() + ": tensor " + t.name + " is not listed for this file in " + index_file);
+        }
+    load_from(index.string(), files, targets);
+}
+
+}  // namespace baretrain

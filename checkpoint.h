@@ -1,0 +1,52 @@
+// checkpoint.h - a checkpoint is a Hugging Face folder that is either whole or never used.
+// Copy with: checkpoint.cpp, safetensors.h and what they name
+//   step-000100/         config.json, model.safetensors, tokenizer files
+//   step-000100/state/   optimizer.safetensors, trainer.json, and complete: the mark, size and checksum of each file
+// Written as step-000100.tmp, every file and folder synced, renamed, then marked. A folder without a mark, or with one
+// that does not fit, is named and never used. Saving a step again sets the old folder aside as step-000100.old until the
+// new one is marked; should the save be cut off just then, the .old folder is found and used.
+#pragma once
+#include "safetensors.h"
+
+namespace baretrain {
+
+struct TrainerState {
+    long step = 0, position = 0, tokens = 0;
+    uint64_t seed = 0;
+    std::map<std::string, std::string> facts;          // what must be the same on resume: name -> value
+};
+
+struct CheckpointParts {
+    std::string config_json;
+    std::vector<TensorSource> weights, state;          // under Hugging Face names; master.<name>, m.<name>, v.<name>
+    std::map<std::string, std::string> extra_files;    // file name -> content, such as tokenizer.json
+    TrainerState trainer;
+};
+
+// Returns the new folder. Once its mark is on the disk, the oldest other complete ones go until `keep` remain (0: all
+// stay). On an error its own temporary folder is removed and the older checkpoints are as they were.
+std::string save_checkpoint(const std::string& run_folder, const CheckpointParts& parts, long keep);
+
+struct Found {
+    std::string folder;                                // empty: none
+    std::vector<std::string> notes;                    // one line for each folder passed over, saying why
+};
+Found newest_checkpoint(const std::string& run_folder);
+std::string newest_run(const std::string& out_folder); // the run with a complete checkpoint that was saved last, or empty
+
+void require_complete(const std::string& checkpoint_folder);
+TrainerState read_trainer_state(const std::string& checkpoint_folder);
+void require_same_facts(const TrainerState& saved, const std::map<std::string, std::string>& now);
+
+// Where a tensor goes when it is loaded; store gets its bytes.
+struct TensorTarget {
+    std::string name, dtype;
+    std::vector<long> shape;
+    std::function<void(const void* from)> store;
+};
+
+// Every target must be there with its dtype and shape, and nothing else; that is checked before anything is stored.
+void load_tensors(const std::string& path, const std::vector<TensorTarget>& targets);
+void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets);   // one file or shards
+
+}  // namespace baretrain
