@@ -117,8 +117,8 @@ std::string short_count(size_t n) {
     return text;
 }
 
-// Swap-or-not (Hoang, Morris, Rogaway 2012), a keyed permutation of 0..n-1 without a table: each round pairs x with k - x,
-// and a bit that both partners share decides whether they change places.
+// Swap-or-not (Hoang, Morris, Rogaway 2012), a keyed permutation of 0..n-1 without a table: each round pairs x with
+// k - x, and a bit that both partners share decides whether they change places.
 long permuted(long x, long n, uint64_t seed, uint64_t epoch) {
     const uint64_t rounds = 6 * std::bit_width(uint64_t(n));
     for (uint64_t round = 1; round <= rounds; ++round) {
@@ -133,8 +133,8 @@ long permuted(long x, long n, uint64_t seed, uint64_t epoch) {
 }  // namespace
 
 std::string Corpus::describe() const {
-    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file, " : " files, ") + short_count(bytes) +
-                       " bytes: " + short_count(train.size()) + " training tokens";
+    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file, " : " files, ");
+    line += short_count(bytes) + " bytes: " + short_count(train.size()) + " training tokens";
     line += val.empty() ? ", no validation" : ", " + short_count(val.size()) + " validation tokens";
     return line + ", hash " + hash;
 }
@@ -153,7 +153,7 @@ Corpus read_corpus(const std::string& data, const std::string& val, const Tokeni
         std::set<fs::path> held_out;
         for (const std::string& file : val_files) held_out.insert(fs::canonical(file));
         std::erase_if(files, [&](const std::string& file) { return held_out.count(fs::canonical(file)) > 0; });
-        if (files.empty()) fail("--data " + data + ": every file of it is in --val " + val + " too; nothing is left to train");
+        if (files.empty()) fail("--data " + data + ": all of it is in --val " + val + " too; nothing is left");
     }
     Corpus corpus;
     append_documents(corpus, corpus.train, files, tokenizer);

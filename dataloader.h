@@ -1,8 +1,8 @@
-// dataloader.h - text files to tokens, and tokens to an endless shuffled sequence of windows; a place in it is one integer.
+// dataloader.h - text files to tokens, tokens to an endless shuffled sequence of windows; a position is one integer.
 // Copy with: dataloader.cpp tokenizer.h tokenizer.cpp device/error.h device/random.h device/types.h nlohmann-json
-// A window is T + 1 neighbouring tokens: T inputs and T targets. An epoch has floor((tokens - 1) / T) of them, side by side
-// from an offset in [0, slack]; offset and order depend on (seed, epoch) alone, and each window comes exactly once. So what
-// stands at a position is a function of (tokens, T, seed, position), never of what was read before: resume is exact anywhere.
+// A window is T + 1 neighbouring tokens: T inputs and T targets. An epoch has floor((tokens - 1) / T) of them, side by
+// side from an offset in [0, slack]; offset and order depend on (seed, epoch) alone, and each window comes exactly once.
+// What stands at a position is a function of (tokens, T, seed, position), never of what was read before: resume anywhere.
 #pragma once
 #include "tokenizer.h"
 #include <cstddef>
@@ -19,9 +19,10 @@ struct Corpus {
     std::string describe() const;                      // one line for the console
 };
 
-// data: files and folders, separated by commas. val: files and folders too (left out of data), or a fraction: "0.1" is the
-// last tenth of the tokens, "0" or "" none. A folder gives every text file below it, sorted by path; hidden names, folders
-// named out, build, third_party, node_modules, empty and binary files (zero byte or no UTF-8 in the first 64 KB) are left out.
+// data: files and folders, separated by commas. val: files and folders too (left out of data), or a fraction: "0.1" is
+// the last tenth of the tokens, "0" or "" none. A folder gives every text file below it, sorted by path, without hidden
+// names, folders named out, build, third_party, node_modules, empty files, and binary ones (a zero byte or no UTF-8 in
+// the first 64 KB). At least one window of seq + 1 tokens must be in each part.
 Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq);
 
 // A micro-batch as the model sees it: N rows.

@@ -1,8 +1,8 @@
 // report.h - what a run says: the console line of a step, and the run folder with its log and its page.
 // Copy with: report.cpp device/error.h nlohmann-json
-// Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  run.html (one file, no network), and whatever
-// checkpoints the trainer puts beside them. Files appear whole (temporary name, then rename); lines of a log are appended
-// and a line torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
+// Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  run.html (one file, no network), and beside
+// them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow by whole lines, and a line
+// torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
 #pragma once
 #include <map>
 #include <optional>
@@ -25,7 +25,8 @@ struct StepLog {
 
 std::string log_header();                              // what the columns mean, one line
 std::string log_line(const StepLog& log, long last_step);
-std::string progress_line(const std::string& what, long done, long total, double seconds);   // evaluating  37 %  12 s left
+// "evaluating  37 %  12 s left": seconds have passed since the first of `total` was begun.
+std::string progress_line(const std::string& what, long done, long total, double seconds);
 std::string time_name();                               // local time as a folder name: 2026-01-31-142530
 
 using Facts = std::vector<std::pair<std::string, std::variant<std::string, long, double>>>;
