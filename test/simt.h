@@ -3,7 +3,7 @@
 // What a GPU would turn into a hang or into wrong numbers is an Error that names the lines: a barrier or shuffle that part
 // of its block or warp skips, two of them at once, writes behind dynamic shared memory, which starts as NaN in each block.
 // Between two barriers one warp runs after the other, in an order that simt_seed shuffles with the lanes and the blocks: a
-// missing barrier is a wrong answer for some seed. Under -fsanitize=thread it is a data race with both lines for every seed.
+// missing barrier is a wrong answer for some seed. Under -fsanitize=thread it is a data race, both lines named, in every order.
 // An exception in a thread ends its launch and leaves run_grid(). Only a thread that spins on a flag can still hang.
 #pragma once
 #include "device/error.h"
@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -142,31 +141,36 @@ struct alignas(128) Slot { unsigned char bytes[128]; };
 struct Machine {
     std::vector<std::unique_ptr<Fiber>> fibers;        // they survive: a launch starts none
     Context scheduler;
-    std::function<void()> body;
+    void (*call)(const void*) = nullptr;               // runs the kernel with the arguments of body
+    const void* body = nullptr;
     bool unwinding = false;
     std::vector<Slot> shared;
     alignas(16) unsigned char exchange[2][max_threads][16];
     char barriers[2][max_threads / warpSize + 1];      // sync tokens: a warp each, and the block's
     char begin, end;
 };
-inline thread_local Machine machine;
+inline constinit thread_local Machine* machine = nullptr;   // the host thread's own: a plain pointer is quick to find
+inline Machine* own_machine() {
+    static thread_local Machine m;
+    return &m;
+}
 
 inline void fiber_main() {
 #if defined(BT_ASAN)
-    __sanitizer_finish_switch_fiber(nullptr, &machine.scheduler.stack, &machine.scheduler.bytes);
+    __sanitizer_finish_switch_fiber(nullptr, &machine->scheduler.stack, &machine->scheduler.bytes);
 #endif
     for (;;) {
-        Fiber& f = *machine.fibers[threadIdx.x];
-        happens_after(&machine.begin);
+        Fiber& f = *machine->fibers[threadIdx.x];
+        happens_after(&machine->begin);
         try {
-            if (!machine.unwinding) machine.body();
+            if (!machine->unwinding) machine->call(machine->body);
         } catch (const Unwind&) {
         } catch (...) {
             f.error = std::current_exception();
         }
         f.state = State::finished;
-        happens_before(&machine.end);
-        switch_context(f.context, machine.scheduler);
+        happens_before(&machine->end);
+        switch_context(f.context, machine->scheduler);
     }
 }
 
@@ -197,25 +201,26 @@ inline Fiber::~Fiber() {
 
 // Suspends the running thread until its whole group waits at this place.
 inline void wait(Group group, const char* what, Where at) {
-    Fiber& f = *machine.fibers[threadIdx.x];
+    Fiber& f = *machine->fibers[threadIdx.x];
     f.state = State::waiting, f.group = group, f.what = what, f.at = at;
     // Two tokens in turn: a thread that is already at the next barrier must not order what a slow one does before it.
     const unsigned turn = f.passed[group == Group::block]++ % 2;
-    void* token = &machine.barriers[turn][group == Group::block ? max_threads / warpSize : threadIdx.x / warpSize];
+    void* token = &machine->barriers[turn][group == Group::block ? max_threads / warpSize : threadIdx.x / warpSize];
     happens_before(token);
-    switch_context(f.context, machine.scheduler);
-    if (machine.unwinding) throw Unwind{};
+    switch_context(f.context, machine->scheduler);
+    if (machine->unwinding) throw Unwind{};
     happens_after(token);
 }
 
 inline bool same_place(const Fiber& a, const Fiber& b) {
     return a.state == State::waiting && b.state == State::waiting && a.group == b.group && a.at.line() == b.at.line() &&
-           a.at.column() == b.at.column() && std::strcmp(a.at.file_name(), b.at.file_name()) == 0;
+           a.at.column() == b.at.column() &&
+           (a.at.file_name() == b.at.file_name() || std::strcmp(a.at.file_name(), b.at.file_name()) == 0);
 }
 
 // Lets the threads first .. end - 1 go on if they all wait for each other at one place.
 inline bool release(Group group, unsigned first, unsigned end) {
-    const auto& fibers = machine.fibers;
+    const auto& fibers = machine->fibers;
     for (unsigned t = first; t < end; ++t)
         if (fibers[t]->group != group || !same_place(*fibers[first], *fibers[t])) return false;
     for (unsigned t = first; t < end; ++t) fibers[t]->state = State::ready;
@@ -224,7 +229,7 @@ inline bool release(Group group, unsigned first, unsigned end) {
 
 // Nothing can move: names one thread that waits, and one of its group that is not coming.
 [[noreturn]] inline void report_stuck() {
-    const auto& fibers = machine.fibers;
+    const auto& fibers = machine->fibers;
     const auto waits = [&](Group g) {
         return std::find_if(fibers.begin(), fibers.begin() + blockDim.x,
                             [&](const auto& f) { return f->state == State::waiting && f->group == g; }) - fibers.begin();
@@ -234,15 +239,15 @@ inline bool release(Group group, unsigned first, unsigned end) {
     while (same_place(*fibers[t], *fibers[u])) ++u;
     const Fiber &here = *fibers[t], &other = *fibers[u];
     fail_at(std::string(here.what) + ": thread " + std::to_string(t) + " of block " + std::to_string(blockIdx.x) +
-            " waits here for its whole " + (here.group == Group::warp ? "warp" : "block") + ", but thread " + std::to_string(u) +
-            (other.state == State::finished ? " has returned" : " waits at " + std::string(other.at.file_name()) + ":" +
+            " waits here for its whole " + (here.group == Group::warp ? "warp" : "block") + ", but thread " +
+            std::to_string(u) + (other.state == State::finished ? " has returned" : " waits at " + std::string(other.at.file_name()) + ":" +
              std::to_string(other.at.line()) + " (" + other.what + ")"), here.at);
 }
 
 inline void resume(unsigned t) {
     threadIdx = {t, 0, 0};
-    switch_context(machine.scheduler, machine.fibers[t]->context);
-    if (machine.fibers[t]->error) std::rethrow_exception(std::exchange(machine.fibers[t]->error, nullptr));
+    switch_context(machine->scheduler, machine->fibers[t]->context);
+    if (machine->fibers[t]->error) std::rethrow_exception(std::exchange(machine->fibers[t]->error, nullptr));
 }
 
 // Runs the block to its end. Each warp goes as far as it can before the next one starts.
@@ -257,40 +262,41 @@ inline void run_threads(std::mt19937& order) {
                 const unsigned start = unsigned(order()), step = unsigned(order()) | 1;   // odd: meets every lane
                 for (unsigned i = 0; i < unsigned(warpSize); ++i) {
                     const unsigned t = first + (start + i * step) % warpSize;
-                    if (t < end && machine.fibers[t]->state == State::ready) resume(t);
+                    if (t < end && machine->fibers[t]->state == State::ready) resume(t);
                 }
             } while (release(Group::warp, first, end));
         }
         const auto finished = [](const auto& f) { return f->state == State::finished; };
-        if (std::all_of(machine.fibers.begin(), machine.fibers.begin() + blockDim.x, finished)) return;
+        if (std::all_of(machine->fibers.begin(), machine->fibers.begin() + blockDim.x, finished)) return;
         if (!release(Group::block, 0, blockDim.x)) report_stuck();
     }
 }
 
 inline void run_block(size_t shared_bytes, std::mt19937& order) {
-    machine.shared.resize(shared_bytes / sizeof(Slot) + 2);
-    unsigned char* shared = machine.shared[0].bytes;
+    machine->shared.resize(shared_bytes / sizeof(Slot) + 2);
+    unsigned char* shared = machine->shared[0].bytes;
     std::memset(shared, 0xFF, shared_bytes);           // every float in it is NaN
     std::memset(shared + shared_bytes, 0xA5, sizeof(Slot));
     for (unsigned t = 0; t < blockDim.x; ++t) {
-        machine.fibers[t]->state = State::ready;
-        machine.fibers[t]->passed[0] = machine.fibers[t]->passed[1] = 0;
+        machine->fibers[t]->state = State::ready;
+        machine->fibers[t]->passed[0] = machine->fibers[t]->passed[1] = 0;
     }
-    happens_before(&machine.begin);
+    happens_before(&machine->begin);
     try {
         run_threads(order);
-    } catch (...) {                                    // take the others out of the kernel: destructors run, stacks are free
-        machine.unwinding = true;
+    } catch (...) {                                    // take the others out of the kernel: destructors run
+        machine->unwinding = true;
         for (unsigned t = 0; t < blockDim.x; ++t) {
             threadIdx = {t, 0, 0};
-            if (machine.fibers[t]->state != State::finished) switch_context(machine.scheduler, machine.fibers[t]->context);
-            machine.fibers[t]->error = nullptr;        // the first error is the one to report
+            Fiber& f = *machine->fibers[t];
+            if (f.state != State::finished) switch_context(machine->scheduler, f.context);
+            f.error = nullptr;                         // the first error is the one to report
         }
-        machine.unwinding = false;
-        happens_after(&machine.end);
+        machine->unwinding = false;
+        happens_after(&machine->end);
         throw;
     }
-    happens_after(&machine.end);
+    happens_after(&machine->end);
     for (size_t i = 0; i < sizeof(Slot); ++i)
         require(shared[shared_bytes + i] == 0xA5, "a kernel wrote behind its dynamic shared memory");
 }
@@ -299,7 +305,7 @@ inline void run_block(size_t shared_bytes, std::mt19937& order) {
 template <class V> V read_lane(unsigned mask, V v, unsigned lane, const char* what, Where at) {
     static_assert(sizeof(V) <= 16 && std::is_trivially_copyable_v<V>);
     require(mask == 0xFFFFFFFFu, "shuffle: a whole warp, mask 0xFFFFFFFF", at);
-    auto& slots = machine.exchange[machine.fibers[threadIdx.x]->passed[0] % 2];
+    auto& slots = machine->exchange[machine->fibers[threadIdx.x]->passed[0] % 2];
     std::memcpy(slots[threadIdx.x], &v, sizeof v);
     wait(Group::warp, what, at);
     const unsigned source = threadIdx.x / warpSize * warpSize + lane % warpSize;
@@ -327,11 +333,12 @@ template <class V> V __shfl_down_sync(unsigned mask, V v, unsigned down, Where a
 }
 
 // Dynamic shared memory of the running block.
-template <class V> V* shared_memory() { return reinterpret_cast<V*>(simt::machine.shared[0].bytes); }
+template <class V> V* shared_memory() { return reinterpret_cast<V*>(simt::machine->shared[0].bytes); }
 
 // Runs body once for each thread of each block. One host thread does it all: the result does not depend on `team`.
 template <class Body> void run_grid(unsigned blocks, unsigned threads, size_t shared_bytes, int, Body body) {
     using namespace simt;
+    machine = own_machine();
     require(threads >= 1 && threads <= max_threads, "launch: 1 to 1024 threads a block");
     require(shared_bytes <= shared_limit, "launch: at most 227 KiB of shared memory a block");
     const Unobserved scheduler_only;
@@ -340,10 +347,11 @@ template <class Body> void run_grid(unsigned blocks, unsigned threads, size_t sh
     std::iota(turn.begin(), turn.end(), 0u);
     std::shuffle(turn.begin(), turn.end(), order);
 #if defined(BT_TSAN)
-    machine.scheduler.sanitizer = __tsan_get_current_fiber();
+    machine->scheduler.sanitizer = __tsan_get_current_fiber();
 #endif
-    machine.body = body;
-    while (machine.fibers.size() < threads) machine.fibers.push_back(std::make_unique<Fiber>());
+    machine->call = [](const void* p) { (*static_cast<const Body*>(p))(); };
+    machine->body = &body;
+    while (machine->fibers.size() < threads) machine->fibers.push_back(std::make_unique<Fiber>());
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
     for (unsigned b : turn) {
         blockIdx = {b, 0, 0};
