@@ -142,7 +142,7 @@ BIN          := $(BUILD)$(if $(SUITE),/suite/$(subst $() ,+,$(strip $(SUITE))))
 TEST_MAIN    := $(BUILD)/host/test/main.o
 TEST_DEFINES = $(if $(findstring /test/,$@),-DBT_PROGRAM='"./$(PROGRAM)"')
 
-$(BIN)/test_host: $(TEST_MAIN) $(call objects,$(BUILD)/host,$(HOST_TESTS)) $(BODIES)
+$(BIN)/test_host: $(TEST_MAIN) $(call objects,$(BUILD)/host,$(HOST_TESTS)) $(if $(filter-out style,$(HOST_TESTS)),$(BODIES))
 $(BIN)/test_kernels: $(TEST_MAIN) $(call objects,$(BUILD)/cpu,$(CPU_TESTS)) $(if $(NEED_BODIES),$(BODIES))
 $(BIN)/test_simt: $(TEST_MAIN) $(call objects,$(BUILD)/simt,$(SIMT_TESTS))
 $(BIN)/test_host $(BIN)/test_kernels $(BIN)/test_simt: | need-doctest
