@@ -1,9 +1,9 @@
 // simt.h - the CPU as a CUDA device with real blocks: every CUDA thread is a fiber, blocks run one after another.
 // Copy with: device/error.h
-// What a GPU would turn into a hang or into wrong numbers is an Error that names the lines: a barrier or shuffle that part
-// of its block or warp skips, two of them at once, writes behind dynamic shared memory, which starts as NaN in each block.
-// Between two barriers one warp runs after the other, in an order that simt_seed shuffles with the lanes and the blocks: a
-// missing barrier is a wrong answer for some seed. Under -fsanitize=thread it is a data race, both lines named, in every order.
+// What a GPU would turn into a hang or into wrong numbers is an Error that names the lines: a barrier or shuffle that some
+// of its block or warp skip, two of them at once, writes behind dynamic shared memory, which starts as NaN in each block.
+// Between two barriers one warp runs after the other; simt_seed shuffles them, their lanes, and the blocks: a missing
+// barrier is a wrong answer for some seed. Under -fsanitize=thread it is a data race with both lines.
 // An exception in a thread ends its launch and leaves run_grid(). Only a thread that spins on a flag can still hang.
 #pragma once
 #include "device/error.h"
@@ -90,14 +90,15 @@ struct Context {
 };
 
 #if defined(__x86_64__)
-// Saves the registers that a call must preserve, and takes them from the other stack. swapcontext() costs two system calls.
+// Saves the registers that a call must preserve and takes those of the other stack; swapcontext() makes system calls.
 #if defined(__clang__)
 __attribute__((naked, noinline))
 #else
 __attribute__((naked, noipa))
 #endif
 inline void swap_stacks(void**, void*) {
-    asm("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+    asm("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+        "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
         "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret");
 }
 #endif
@@ -190,6 +191,7 @@ inline Fiber::Fiber() {
 #endif
 #if defined(BT_TSAN)
     context.sanitizer = __tsan_create_fiber(0);
+    __tsan_set_fiber_name(context.sanitizer, ("CUDA thread " + std::to_string(machine->fibers.size())).c_str());
 #endif
 }
 inline Fiber::~Fiber() {
@@ -230,18 +232,19 @@ inline bool release(Group group, unsigned first, unsigned end) {
 // Nothing can move: names one thread that waits, and one of its group that is not coming.
 [[noreturn]] inline void report_stuck() {
     const auto& fibers = machine->fibers;
-    const auto waits = [&](Group g) {
-        return std::find_if(fibers.begin(), fibers.begin() + blockDim.x,
-                            [&](const auto& f) { return f->state == State::waiting && f->group == g; }) - fibers.begin();
+    const auto first_waiting = [&](Group g) {
+        unsigned t = 0;
+        while (t < blockDim.x && (fibers[t]->state != State::waiting || fibers[t]->group != g)) ++t;
+        return t;
     };
-    unsigned t = unsigned(waits(Group::warp)), u = t / warpSize * warpSize;
-    if (t == blockDim.x) t = unsigned(waits(Group::block)), u = 0;
+    unsigned t = first_waiting(Group::warp), u = t / warpSize * warpSize;
+    if (t == blockDim.x) t = first_waiting(Group::block), u = 0;
     while (same_place(*fibers[t], *fibers[u])) ++u;
     const Fiber &here = *fibers[t], &other = *fibers[u];
+    const std::string place = std::string(other.at.file_name()) + ":" + std::to_string(other.at.line());
     fail_at(std::string(here.what) + ": thread " + std::to_string(t) + " of block " + std::to_string(blockIdx.x) +
             " waits here for its whole " + (here.group == Group::warp ? "warp" : "block") + ", but thread " +
-            std::to_string(u) + (other.state == State::finished ? " has returned" : " waits at " + std::string(other.at.file_name()) + ":" +
-             std::to_string(other.at.line()) + " (" + other.what + ")"), here.at);
+            std::to_string(u) + (other.state == State::finished ? " has returned" : " waits at " + place), here.at);
 }
 
 inline void resume(unsigned t) {
