@@ -1,0 +1,354 @@
+// attention.h - causal attention with grouped KV heads: tile by tile, never a T x T buffer.
+// Copy with: device.h and what it names
+//   s = scale * q k^T,  p = softmax(s) over the keys that the query sees,  out = p v,  lse = log(sum exp(s))
+//   delta = sum(dout * out),  ds = p * (dout v^T - delta),  dv = p^T dout,  dk = scale * ds^T q,  dq = scale * ds k
+// N queries are the last N rows of M keys; query n (row own = M - N + n of the keys) sees rows own - positions[n] .. own.
+// H query heads of D columns; KV head h / (H / Hkv) serves query head h. Arithmetic and sums are Real<T>; no atomics: the
+// same bits every time, for every team. Outside a document or in the future nothing has any effect, not even a NaN.
+// A tile product keeps lanes side by side (queries in the forward pass, keys in the backward pass): so the maximum, the sum
+// and the rescaling of a row need no reduction across threads or vector lanes.
+#pragma once
+#include "device.h"
+#include <limits>
+
+namespace baretrain {
+
+template <class T> struct AttentionInput {
+    View<const T> q, k, v;                             // (N, H*D), (M, Hkv*D), (M, Hkv*D); rows may have strides
+    View<const int> positions;                         // (1, N): of each query in its document; at most its row in the keys
+    View<const int> documents;                         // (1, documents + 1): their first rows, then N
+    long head_dim;                                     // D
+    Real<T> scale;                                     // usually 1 / sqrt(D)
+};
+template <class T> struct AttentionGrad { View<T> dq, dk, dv; };   // shapes like q, k, v; overwritten
+
+// Tiles: one thread works on strips of `lanes` columns that the compiler turns into vectors; a GPU thread on one column.
+inline constexpr bool attention_one_thread = max_threads == 1;
+inline constexpr long attention_lanes = attention_one_thread ? 32 : 1;
+inline constexpr long attention_keys = attention_one_thread ? 64 : 32;
+inline constexpr long attention_queries = attention_one_thread ? 64 : 32, attention_few_queries = 8;
+inline constexpr long attention_backward_queries = attention_one_thread ? 64 : 16;    // fewer: shared memory of a GPU
+inline constexpr long attention_max_head = 256;
+
+// Rows of a tile are padded with zeros to whole strips and to whole groups of four.
+BT_HD constexpr long attention_padded(long D) {
+    constexpr long unit = attention_lanes > 4 ? attention_lanes : 4;
+    return (D + unit - 1) / unit * unit;
+}
+
+// Rows of one head in global memory; rows from count on do not exist and read as zero.
+template <class T> struct HeadRows { const T* data; long stride, count, D; };
+enum class Keep { all, finite };                       // finite: other values become 0
+
+template <class R> __device__ bool is_finite(R x) { return x > R(-INFINITY) && x < R(INFINITY); }
+
+// tile[r * padded + d] = scale * x[r][d] for r < rows. Says whether this thread has met a value that is not finite.
+template <class R, class T>
+__device__ bool stage_rows(R* __restrict__ tile, HeadRows<T> x, long rows, R scale, Keep keep) {
+    const long padded = attention_padded(x.D);
+    int wild = 0;
+    for (long r = threadIdx.x / warpSize; r < rows; r += blockDim.x / warpSize) {
+        const T* const from = x.data + r * x.stride;
+        R* const to = tile + r * padded;
+        const long have = r < x.count ? x.D : 0;
+        for (long d = threadIdx.x % warpSize; d < have; d += warpSize) {
+            const R value = R(from[d]);
+            wild |= !is_finite(value);
+            to[d] = keep == Keep::all || is_finite(value) ? scale * value : R(0);
+        }
+        for (long d = have + threadIdx.x % warpSize; d < padded; d += warpSize) to[d] = R(0);
+    }
+    return wild;
+}
+
+// tile[d * rows + r] = scale * x[r][d]: the transposed tile.
+template <class R, class T> __device__ void stage_columns(R* __restrict__ tile, HeadRows<T> x, long rows, R scale) {
+    for (long r = threadIdx.x / warpSize; r < rows; r += blockDim.x / warpSize)
+        for (long d = threadIdx.x % warpSize; d < x.D; d += warpSize)
+            tile[d * rows + r] = r < x.count ? scale * R(x.data[r * x.stride + d]) : R(0);
+}
+
+// And back: x[r][d] = tile[d * rows + r] * factor[r] for r < count; no factor: 1.
+template <class R, class T>
+__device__ void store_columns(T* x, long stride, const R* tile, long rows, long count, long D) {
+    for (long r = threadIdx.x / warpSize; r < count; r += blockDim.x / warpSize)
+        for (long d = threadIdx.x % warpSize; d < D; d += warpSize) x[r * stride + d] = T(tile[d * rows + r]);
+}
+
+template <class R> struct TileA { const R* data; long row, step; };    // element (r, k) at data[r * row + k * step]
+template <class R> struct TileB { const R* data; long cols, stride; }; // element (k, c) at data[k * stride + c]
+
+// sum over k of a(r, k) * b(k, c) for all r < rows (rounded up to four) and c < b.cols (a multiple of `lanes`), four rows
+// and one strip at a time. limits(r, c) says which k matter to the strip; emit(r, c, sums) gets the results of each row.
+// The four rows of sums have names because g++ keeps those in registers, and a nested array not.
+template <long lanes, class R, class Limits, class Emit>
+__device__ void tile_product(TileA<R> a, TileB<R> b, long rows, Limits limits, Emit emit) {
+    const long strips = b.cols / lanes, items = (rows + 3) / 4 * strips;
+    for (long i = threadIdx.x; i < items; i += blockDim.x) {
+        const long r = i / strips * 4, c = i % strips * lanes;
+        const Span k = limits(r, c);
+        const R *a0 = a.data + r * a.row, *a1 = a0 + a.row, *a2 = a1 + a.row, *a3 = a2 + a.row;
+        R s0[lanes] = {}, s1[lanes] = {}, s2[lanes] = {}, s3[lanes] = {};
+        for (long j = k.begin; j < k.end; ++j) {
+            const R x0 = a0[j * a.step], x1 = a1[j * a.step], x2 = a2[j * a.step], x3 = a3[j * a.step];
+            const R* const bj = b.data + j * b.stride + c;
+            for (long l = 0; l < lanes; ++l) {
+                s0[l] += x0 * bj[l];
+                s1[l] += x1 * bj[l];
+                s2[l] += x2 * bj[l];
+                s3[l] += x3 * bj[l];
+            }
+        }
+        emit(r, c, s0), emit(r + 1, c, s1), emit(r + 2, c, s2), emit(r + 3, c, s3);
+    }
+}
+
+template <class R> constexpr size_t attention_forward_bytes(long Q, long D) {
+    const long K = attention_keys, P = attention_padded(D);
+    return size_t(2 * Q * P + K * P + K * Q + 3 * Q) * sizeof(R) + size_t(2 * Q) * sizeof(int);
+}
+
+// One block a tile of Q queries of one head. Online softmax (Milakov, Gimelshein 2018): the sums so far are rescaled
+// whenever a tile of keys raises the maximum. A masked score is -infinity, which exp turns into exactly 0.
+template <class T, long Q>
+__global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInput<T> in) {
+    using R = Real<T>;
+    constexpr long K = attention_keys, lanes = Q < attention_lanes ? Q : attention_lanes;
+    constexpr R lowest = std::numeric_limits<R>::lowest();     // finite, so that no score - top is infinity - infinity
+    const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, N = in.q.rows, tiles = (N + Q - 1) / Q;
+    const long h = blockIdx.x / tiles, kv_head = h / (in.q.cols / in.k.cols), n0 = blockIdx.x % tiles * Q;
+    const long count = N - n0 < Q ? N - n0 : Q, own0 = in.k.rows - N + n0, end = own0 + count;
+    R *qt = shared_memory<R>(), *kv = qt + P * Q, *s = kv + K * P, *o = s + K * Q;
+    R *top = o + P * Q, *sum = top + Q, *rescale = sum + Q;
+    int* first = reinterpret_cast<int*>(rescale + Q);  // key rows first .. own are seen by a lane
+    int* own = first + Q;
+
+    stage_columns(qt, HeadRows<T>{in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D}, Q, in.scale);
+    for (long i = threadIdx.x; i < P * Q; i += blockDim.x) o[i] = R(0);
+    for (long l = threadIdx.x; l < Q; l += blockDim.x) {
+        top[l] = lowest, sum[l] = R(0);
+        own[l] = l < count ? int(own0 + l) : -1;
+        first[l] = l < count ? int(own0 + l) - in.positions.data[n0 + l] : 0;
+    }
+    __syncthreads();
+    for (long k0 = first[0]; k0 < end; k0 += K) {
+        const long at = kv_head * D, left = end - k0;
+        const HeadRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, left, D};
+        const HeadRows<T> values{in.v.data + k0 * in.v.stride + at, in.v.stride, left, D};
+        stage_rows(kv, keys, K, R(1), Keep::all);
+        __syncthreads();
+        tile_product<lanes>(TileA<R>{kv, P, 1}, TileB<R>{qt, Q, Q}, K,
+            [&](long r, long c) { return Span{0, k0 + r < own0 + c + lanes ? D : 0}; },
+            [&](long r, long c, const R* x) {
+                const int key = int(k0 + r);
+                for (long l = 0; l < lanes; ++l)
+                    s[r * Q + c + l] = key >= first[c + l] && key <= own[c + l] ? x[l] : R(-INFINITY);
+            });
+        __syncthreads();
+        const bool wild = block_max(float(stage_rows(kv, values, K, R(1), Keep::finite))) > 0.f;
+        for (long c = threadIdx.x * lanes; c < Q; c += blockDim.x * lanes) {
+            R before[lanes], now[lanes];
+            for (long l = 0; l < lanes; ++l) before[l] = now[l] = top[c + l];
+            for (long r = 0; r < K; ++r)
+                for (long l = 0; l < lanes; ++l) now[l] = s[r * Q + c + l] > now[l] ? s[r * Q + c + l] : now[l];
+            for (long l = 0; l < lanes; ++l) top[c + l] = now[l], rescale[c + l] = fast_exp(before[l] - now[l]);
+        }
+        __syncthreads();
+        for (long r = threadIdx.x / warpSize; r < K; r += blockDim.x / warpSize)
+            for (long c = threadIdx.x % warpSize; c < Q; c += warpSize) s[r * Q + c] = fast_exp(s[r * Q + c] - top[c]);
+        __syncthreads();
+        for (long c = threadIdx.x * lanes; c < Q; c += blockDim.x * lanes) {
+            R now[lanes];
+            for (long l = 0; l < lanes; ++l) now[l] = sum[c + l] * rescale[c + l];
+            for (long r = 0; r < K; ++r)
+                for (long l = 0; l < lanes; ++l) now[l] += s[r * Q + c + l];
+            for (long l = 0; l < lanes; ++l) sum[c + l] = now[l];
+        }
+        tile_product<lanes>(TileA<R>{kv, 1, P}, TileB<R>{s, Q, Q}, D,
+            [&](long, long c) { const long last = own0 + c + lanes - k0; return Span{0, last < K ? last : K}; },
+            [&](long r, long c, const R* x) {
+                for (long l = 0; l < lanes; ++l) o[r * Q + c + l] = o[r * Q + c + l] * rescale[c + l] + x[l];
+            });
+        __syncthreads();
+        if (wild)                                      // values that are not finite: only to the queries that see them
+            for (long i = threadIdx.x; i < D * Q; i += blockDim.x)
+                for (long r = 0; r < K && r < left; ++r) {
+                    const R value = R(values.data[r * values.stride + i / Q]);
+                    const bool seen = k0 + r >= first[i % Q] && k0 + r <= own[i % Q];
+                    if (seen && !is_finite(value)) o[i] += s[r * Q + i % Q] * value;
+                }
+        __syncthreads();
+    }
+    for (long r = threadIdx.x / warpSize; r < count; r += blockDim.x / warpSize) {
+        T* const to = out.data + (n0 + r) * out.stride + h * D;
+        for (long d = threadIdx.x % warpSize; d < D; d += warpSize) to[d] = T(o[d * Q + r] / sum[r]);
+    }
+    for (long r = threadIdx.x; r < count; r += blockDim.x) lse[(n0 + r) * H + h] = top[r] + log(sum[r]);
+}
+
+template <class R> constexpr size_t attention_backward_bytes(long D) {
+    const long Q = attention_backward_queries, K = attention_keys, P = attention_padded(D);
+    return size_t(5 * K * P + 2 * Q * P + 2 * Q * K + 2 * Q) * sizeof(R);
+}
+
+// delta: (N, H). One block a row.
+template <class T> __global__ void attention_delta_kernel(Real<T>* delta, View<const T> dout, View<const T> out, long D) {
+    using R = Real<T>;
+    const long H = out.cols / D;
+    for (long h = threadIdx.x; h < H; h += blockDim.x) {
+        const T *a = dout.data + blockIdx.x * dout.stride + h * D, *b = out.data + blockIdx.x * out.stride + h * D;
+        R sum = 0;
+        for (long d = 0; d < D; ++d) sum += R(a[d]) * R(b[d]);
+        delta[blockIdx.x * H + h] = sum;
+    }
+}
+
+// What the backward kernel needs besides the input. sums: (H, N, D), dq so far.
+template <class T> struct AttentionBackward {
+    AttentionGrad<T> g;
+    View<const T> dout;
+    const Real<T>* lse;
+    Real<T>*delta, *sums;
+};
+
+// One block a document and KV head: a tile of keys at a time, all queries after it, five products a pair of tiles. dk and
+// dv of the tile stay in shared memory, dq is added up in `sums` and leaves it with its last tile of keys.
+template <class T> __global__ void attention_backward_kernel(AttentionBackward<T> b, AttentionInput<T> in) {
+    using R = Real<T>;
+    constexpr long Q = attention_backward_queries, K = attention_keys, lanes = attention_lanes;
+    const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, N = in.q.rows, group = in.q.cols / in.k.cols;
+    const long docs = in.documents.cols - 1, kv_head = blockIdx.x / docs, at = kv_head * D;
+    const long begin = in.documents.data[blockIdx.x % docs], end = in.documents.data[blockIdx.x % docs + 1];
+    R *kt = shared_memory<R>(), *vt = kt + K * P, *k = vt + K * P, *dkt = k + K * P, *dvt = dkt + K * P;
+    R *q = dvt + K * P, *dout = q + Q * P, *p = dout + Q * P, *ds = p + Q * K, *lse = ds + Q * K, *delta = lse + Q;
+
+    for (long k0 = begin; k0 < end; k0 += K) {
+        const HeadRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D};
+        stage_columns(kt, keys, K, R(1));
+        stage_rows(k, keys, K, R(1), Keep::finite);
+        stage_columns(vt, HeadRows<T>{in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D}, K, R(1));
+        for (long i = threadIdx.x; i < K * P; i += blockDim.x) dkt[i] = dvt[i] = R(0);
+        for (long h = kv_head * group; h < (kv_head + 1) * group; ++h)
+            for (long q0 = k0; q0 < end; q0 += Q) {
+                const long count = end - q0 < Q ? end - q0 : Q;
+                // A row that is not finite must not reach keys that it does not see through 0 * NaN: so it is staged as 0
+                // and arrives through its lse, which is NaN then (of q: already; of dout: set here).
+                stage_rows(q, HeadRows<T>{in.q.data + q0 * in.q.stride + h * D, in.q.stride, count, D}, Q, in.scale,
+                           Keep::finite);
+                stage_rows(dout, HeadRows<T>{b.dout.data + q0 * b.dout.stride + h * D, b.dout.stride, count, D}, Q, R(1),
+                           Keep::finite);
+                for (long r = threadIdx.x; r < count; r += blockDim.x) {
+                    delta[r] = b.delta[(q0 + r) * H + h];
+                    lse[r] = is_finite(delta[r]) ? b.lse[(q0 + r) * H + h] : R(NAN);
+                }
+                __syncthreads();
+                const auto visible = [&](long r, long c) { return Span{0, k0 + c < q0 + r + 4 ? D : 0}; };
+                tile_product<lanes>(TileA<R>{q, P, 1}, TileB<R>{kt, K, K}, Q, visible, [&](long r, long c, const R* x) {
+                    const int last = r < count ? int(q0 + r - k0 - c) : -1;
+                    const R shift = r < count ? lse[r] : R(0);
+                    for (int l = 0; l < lanes; ++l) p[r * K + c + l] = l <= last ? fast_exp(x[l] - shift) : R(0);
+                });
+                tile_product<lanes>(TileA<R>{dout, P, 1}, TileB<R>{vt, K, K}, Q, visible, [&](long r, long c, const R* x) {
+                    const int last = r < count ? int(q0 + r - k0 - c) : -1;
+                    const R shift = r < count ? delta[r] : R(0);
+                    for (int l = 0; l < lanes; ++l)
+                        ds[r * K + c + l] = l <= last ? p[r * K + c + l] * (x[l] - shift) : R(0);
+                });
+                __syncthreads();
+                const auto seers = [&](long, long c) { return Span{k0 + c > q0 ? k0 + c - q0 : 0, count}; };
+                tile_product<lanes>(TileA<R>{dout, 1, P}, TileB<R>{p, K, K}, D, seers, [&](long r, long c, const R* x) {
+                    for (long l = 0; l < lanes; ++l) dvt[r * K + c + l] += x[l];
+                });
+                tile_product<lanes>(TileA<R>{q, 1, P}, TileB<R>{ds, K, K}, D, seers, [&](long r, long c, const R* x) {
+                    for (long l = 0; l < lanes; ++l) dkt[r * K + c + l] += x[l];
+                });
+                const bool complete = k0 + K >= q0 + count;
+                tile_product<lanes>(TileA<R>{ds, K, 1}, TileB<R>{k, P, P}, count,
+                    [&](long r, long) { const long last = q0 + r + 4 - k0; return Span{0, last < K ? last : K}; },
+                    [&](long r, long c, const R* x) {
+                        if (r >= count) return;
+                        R* const sums = b.sums + (h * N + q0 + r) * D + c;
+                        T* const dq = b.g.dq.data + (q0 + r) * b.g.dq.stride + h * D + c;
+                        const long n = D - c < lanes ? D - c : lanes;
+                        for (long l = 0; l < n; ++l) sums[l] = (k0 == begin ? R(0) : sums[l]) + x[l];
+                        if (complete)
+                            for (long l = 0; l < n; ++l) dq[l] = T(in.scale * sums[l]);
+                    });
+                __syncthreads();
+            }
+        const long left = end - k0 < K ? end - k0 : K;
+        store_columns(b.g.dk.data + k0 * b.g.dk.stride + at, b.g.dk.stride, dkt, K, left, D);
+        store_columns(b.g.dv.data + k0 * b.g.dv.stride + at, b.g.dv.stride, dvt, K, left, D);
+        __syncthreads();
+    }
+}
+
+template <class T> void attention_check(const AttentionInput<T>& in, Where at = Where::current()) {
+    const long D = in.head_dim;
+    require(D > 0 && in.k.cols > 0, "attention: a head size and at least one KV head", at);
+    require_equal(std::min(D, attention_max_head), D, "attention: largest head size", at);
+    require_equal(in.q.cols / D * D, in.q.cols, "attention: columns of q in whole heads", at);
+    require_equal(in.k.cols / D * D, in.k.cols, "attention: columns of k in whole heads", at);
+    require_equal(in.q.cols / in.k.cols * in.k.cols, in.q.cols, "attention: query heads in whole groups of the KV heads", at);
+    require_equal(in.v.cols, in.k.cols, "attention: columns of v and k", at);
+    require_equal(in.v.rows, in.k.rows, "attention: rows of v and k", at);
+    require_equal(std::max(in.q.rows, in.k.rows), in.k.rows, "attention: at least as many keys as queries", at);
+    require_equal(in.positions.cols, in.q.rows, "attention: one position a query", at);
+}
+
+// A head that is too big for the card's shared memory is refused here, in words.
+inline void attention_check_shared([[maybe_unused]] const Device& d, [[maybe_unused]] long D, [[maybe_unused]] size_t bytes) {
+#if defined(__CUDACC__)
+    int most = 0;
+    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, d.index));
+    if (bytes > size_t(most))
+        fail("attention: head size " + std::to_string(D) + " needs " + std::to_string(bytes) +
+             " bytes of shared memory a block, this GPU has " + std::to_string(most) + "; use a smaller head size");
+#endif
+}
+
+// out: (N, H*D) and lse: (N, H) are overwritten.
+template <class T> void attention_forward(Device& d, View<T> out, View<Real<T>> lse, const AttentionInput<T>& in) {
+    attention_check(in);
+    const long D = in.head_dim, N = in.q.rows, H = in.q.cols / D;
+    require_equal(out.rows, N, "attention: rows of out and q");
+    require_equal(out.cols, in.q.cols, "attention: columns of out and q");
+    require_equal(lse.rows, N, "attention: rows of lse and q");
+    require_equal(lse.cols, H, "attention: one column of lse a query head");
+    require(lse.dense(), "attention: rows of lse without gaps");
+    const bool few = N <= attention_few_queries;       // decoding: no lanes for queries that do not exist
+    const long Q = few ? attention_few_queries : attention_queries;
+    const size_t shared = attention_forward_bytes<Real<T>>(Q, D);
+    attention_check_shared(d, D, shared);
+    const auto kernel = few ? attention_forward_kernel<T, attention_few_queries> : attention_forward_kernel<T, attention_queries>;
+    launch(d, {(N + Q - 1) / Q * H, 256, shared}, kernel, out, lse.data, in);
+}
+
+// Elements of Real<T> that attention_backward needs: dq so far, and delta.
+template <class T> long attention_scratch(long N, long H, [[maybe_unused]] long Hkv, long D) { return N * H * (D + 1); }
+
+// Needs M == N. scratch: (1, attention_scratch<T>(N, H, Hkv, D)).
+template <class T>
+void attention_backward(Device& d, const AttentionGrad<T>& g, View<const T> dout, View<const T> out, View<const Real<T>> lse,
+                        const AttentionInput<T>& in, View<Real<T>> scratch) {
+    attention_check(in);
+    const long D = in.head_dim, N = in.q.rows, H = in.q.cols / D, Hkv = in.k.cols / D;
+    require_equal(in.k.rows, N, "attention: backward needs as many keys as queries");
+    for (const auto& [a, b] : {std::pair(View<const T>(g.dq), in.q), {g.dk, in.k}, {g.dv, in.v}, {dout, in.q}, {out, in.q}}) {
+        require_equal(a.rows, b.rows, "attention: rows of a gradient (dq, dk, dv, dout) or out and of its input");
+        require_equal(a.cols, b.cols, "attention: columns of a gradient (dq, dk, dv, dout) or out and of its input");
+    }
+    require_equal(lse.rows, N, "attention: rows of lse and q");
+    require_equal(lse.cols, H, "attention: one column of lse a query head");
+    require_equal(scratch.count(), attention_scratch<T>(N, H, Hkv, D), "attention: elements of scratch");
+    require(lse.dense() && scratch.dense(), "attention: rows of lse and scratch without gaps");
+    require(in.documents.cols >= 1, "attention: documents ends with N");
+    const size_t shared = attention_backward_bytes<Real<T>>(D);
+    attention_check_shared(d, D, shared);
+    Real<T>*sums = scratch.data, *delta = sums + N * H * D;
+    launch(d, {N}, attention_delta_kernel<T>, delta, dout, out, D);
+    const AttentionBackward<T> b{g, dout, lse.data, delta, sums};
+    launch(d, {(in.documents.cols - 1) * Hkv, 256, shared}, attention_backward_kernel<T>, b, in);
+}
+
+}  // namespace baretrain
