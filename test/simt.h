@@ -1,9 +1,9 @@
 // simt.h - the CPU as a CUDA device with real blocks: every CUDA thread is a fiber, blocks run one after another.
 // Copy with: device/error.h
-// What a GPU would turn into a hang or into wrong numbers is an Error that names the lines: a barrier or shuffle that some
-// of its block or warp skip, two of them at once, writes behind dynamic shared memory, which starts as NaN in each block.
-// Between two barriers one warp runs after the other; simt_seed shuffles them, their lanes, and the blocks: a missing
-// barrier is a wrong answer for some seed. Under -fsanitize=thread it is a data race with both lines.
+// What a GPU would turn into a hang or into wrong numbers is an Error that names the lines: a barrier or shuffle that
+// some of its block or warp skip, two of them at once, writes behind dynamic shared memory (which starts as NaN). Between
+// two barriers one warp runs after the other; simt_seed shuffles warps, lanes and blocks: a missing barrier gives wrong
+// numbers for some seed. Under -fsanitize=thread it is a data race with both lines.
 // An exception in a thread ends its launch and leaves run_grid(). Only a thread that spins on a flag can still hang.
 #pragma once
 #include "device/error.h"
