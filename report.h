@@ -1,7 +1,7 @@
 // report.h - what a run says: the console line of a step, and the run folder with its log and its page.
 // Copy with: report.cpp device/error.h nlohmann-json
 // Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  run.html (one file, no network), and beside
-// them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow by whole lines, and a line
+// them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow by whole lines; a line
 // torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
 #pragma once
 #include <map>

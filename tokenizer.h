@@ -1,6 +1,6 @@
 // tokenizer.h - text to token ids and back: byte-level, 257 ids, and the files that Hugging Face's `tokenizers` opens.
 // Copy with: tokenizer.cpp device/error.h nlohmann-json
-// Ids 0..255 are the bytes themselves, 256 is <|endoftext|>: it separates documents and is the prompt when there is none.
+// Ids 0..255 are the bytes themselves, 256 is <|endoftext|>: between documents, and the prompt when there is none.
 // encode() reads plain text: "<|endoftext|>" in it is 13 bytes, never id 256. Other tokenizers are refused in one line.
 #pragma once
 #include <map>
