@@ -1,25 +1,17 @@
-// matmul.h - matrix products: y = op(a) op(b) + bias. The one door to oneDNN, CBLAS and cuBLASLt; plain loops without them.
+// matmul.h - matrix products, y = op(a) op(b) + bias: the one door to oneDNN, CBLAS, cuBLASLt, and plain loops.
 // Copy with: memory.h, kernels/matmul/ (plain.h and the engine that you use) and what they name
 //   y: (M, N) overwritten or added to   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty, only when overwriting
-// In: float, bf16 or double. Out: In or Real<In>. Sums are kept in Real<In>; a bf16 result is rounded once. Rows may have
-// strides. Sizes of 0 are fine: a sum over nothing is the bias, or zero. With Device::dry only the operations are counted.
-// float: oneDNN, else CBLAS, else plain loops. bf16: oneDNN on CPUs with bf16 instructions; else, with a library, through
-// float copies. double: CBLAS, else plain loops. CUDA: cuBLASLt, and plain loops for what it declines.
+// In: float, bf16 or double. Out: In or Real<In>. Sums are kept in Real<In>; a bf16 result is rounded once. Rows may
+// have strides. Sizes of 0 are fine: a sum over nothing is the bias, or zero. A dry device only counts operations.
+// float: oneDNN, else CBLAS, else plain loops. bf16: oneDNN where the CPU has bf16 instructions; else, with a library,
+// through float copies. double: CBLAS, else plain loops. CUDA: cuBLASLt, and plain loops for what it declines.
 #pragma once
+#include "kernels/matmul/cblas.h"
+#include "kernels/matmul/cublaslt.h"
+#include "kernels/matmul/onednn.h"
 #include "kernels/matmul/plain.h"
 #include "memory.h"
 #include <type_traits>
-#if defined(__CUDACC__)
-#include "kernels/matmul/cublaslt.h"
-#elif defined(BT_SIMT)
-#else
-#if defined(BT_ONEDNN)
-#include "kernels/matmul/onednn.h"
-#endif
-#if defined(BT_CBLAS)
-#include "kernels/matmul/cblas.h"
-#endif
-#endif
 
 namespace baretrain {
 
@@ -40,21 +32,12 @@ public:
 
 private:
     template <class Out, class In> void dispatch(Device& d, const Product<Out, In>& p) {
-#if defined(__CUDACC__)
         if (cublas_.multiply(d, p)) return;
-#elif !defined(BT_SIMT)
-#if defined(BT_ONEDNN)
-        if constexpr (OneDnn::takes<In>)
+        if constexpr (!std::is_same_v<In, double>)
             if (onednn_.multiply(d, p)) return;
-#endif
-#if defined(BT_CBLAS)
-        if constexpr (!std::is_same_v<In, bf16>)
-            if (cblas_multiply(d, p)) return;
-#endif
-#if defined(BT_ONEDNN) || defined(BT_CBLAS)
-        if constexpr (std::is_same_v<In, bf16>) return multiply_as_float(d, p);
-#endif
-#endif
+        if constexpr (std::is_same_v<In, Out> && !std::is_same_v<In, bf16>)
+            if (cblas_.multiply(d, p)) return;
+        if constexpr (std::is_same_v<In, bf16> && (OneDnn::found || Cblas::found)) return multiply_as_float(d, p);
         plain_matmul(d, p);
     }
 
@@ -67,7 +50,7 @@ private:
         const auto widen = [&](View<const bf16> v) {
             const View<float> wide(at, v.rows, v.cols);
             at += v.count();
-            launch(d, {v.rows}, copy_rows_kernel<float, bf16>, wide.data, wide.stride, v.data, v.stride, v.cols, Write::over);
+            copy_rows(d, wide, v, Write::over);
             return View<const float>(wide);
         };
         Product<float, float> wide{{}, widen(p.a), widen(p.b), widen(p.bias), p.o, p.M, p.N, p.K};
@@ -78,32 +61,23 @@ private:
             wide.y = View<float>(at, p.M, p.N);
             wide.o.write = Write::over;
             dispatch(d, wide);
-            launch(d, {p.M}, copy_rows_kernel<Out, float>, p.y.data, p.y.stride, wide.y.data, wide.y.stride, p.N, p.o.write);
+            copy_rows(d, p.y, View<const float>(wide.y), p.o.write);
         }
     }
 
     long flops_ = 0;
     Buffer scratch_;
-#if defined(__CUDACC__)
     CublasLt cublas_;
-#elif defined(BT_ONEDNN) && !defined(BT_SIMT)
     OneDnn onednn_;
-#endif
+    Cblas cblas_;
 };
 
 inline std::string Matmul::engine() {
-#if defined(__CUDACC__)
-    return CublasLt::name();
-#else
-    std::string real = "plain loops", wide = real, brain = real;
-#if defined(BT_CBLAS) && !defined(BT_SIMT)
-    real = wide = cblas_name(), brain = real + " in float";
-#endif
-#if defined(BT_ONEDNN) && !defined(BT_SIMT)
-    real = OneDnn::name(), brain = OneDnn::fast_bf16() ? real : real + " in float";
-#endif
+    if (CublasLt::found) return CublasLt::name() + " (bf16 and double: the same)";
+    const std::string plain = "plain loops", wide = Cblas::found ? Cblas::name() : plain;
+    const std::string real = OneDnn::found ? OneDnn::name() : wide;
+    const std::string brain = OneDnn::fast_bf16() || real == plain ? real : real + " in float";
     return real + " (bf16: " + brain + ", double: " + wide + ")";
-#endif
 }
 
 // Views of one row may have any stride; engines and the table of prepared products see one.
@@ -117,7 +91,8 @@ template <class Out, class In>
 void matmul(Matmul& m, Device& d, View<Out> y, View<const In> a, View<const std::type_identity_t<In>> b,
             View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}) {
     static_assert(std::is_same_v<Out, In> || std::is_same_v<Out, Real<In>>, "matmul: y has the type of a, or its Real");
-    const long M = o.transpose_a ? a.cols : a.rows, K = o.transpose_a ? a.rows : a.cols, N = o.transpose_b ? b.rows : b.cols;
+    const long M = o.transpose_a ? a.cols : a.rows, K = o.transpose_a ? a.rows : a.cols;
+    const long N = o.transpose_b ? b.rows : b.cols;
     require_equal(K, o.transpose_b ? b.cols : b.rows, "matmul: columns of op(a) and rows of op(b)");
     require_equal(y.rows, M, "matmul: rows of y and op(a)");
     require_equal(y.cols, N, "matmul: columns of y and op(b)");

@@ -2,6 +2,7 @@
 // Copy with: kernels/matmul/plain.h and what it names; links the CBLAS
 #pragma once
 #include "kernels/matmul/plain.h"
+#if defined(BT_CBLAS) && !defined(BT_SIMT) && !defined(__CUDACC__)
 #include <climits>
 #if defined(__APPLE__)
 #include <Accelerate/Accelerate.h>
@@ -11,31 +12,38 @@
 
 namespace baretrain {
 
-inline std::string cblas_name() {
+struct Cblas {
+    static constexpr bool found = true;
+    static std::string name() {
 #if defined(OPENBLAS_VERSION)
-    return "CBLAS (OpenBLAS)";
+        return "CBLAS (OpenBLAS)";
 #elif defined(__APPLE__)
-    return "CBLAS (Accelerate)";
+        return "CBLAS (Accelerate)";
 #else
-    return "CBLAS";
+        return "CBLAS";
 #endif
-}
+    }
 
-// False: sizes beyond its 32-bit integers; nothing was touched.
-template <class T> bool cblas_multiply(Device& d, const Product<T, T>& p) {
-    if (std::max({p.M, p.N, p.K, p.a.stride, p.b.stride, p.y.stride}) > INT_MAX) return false;
+    // False: sizes beyond its 32-bit integers; nothing was touched.
+    template <class T> bool multiply(Device& d, const Product<T, T>& p) {
+        if (std::max({p.M, p.N, p.K, p.a.stride, p.b.stride, p.y.stride}) > INT_MAX) return false;
 #if defined(OPENBLAS_VERSION)
-    if (openblas_get_num_threads() != d.team) openblas_set_num_threads(d.team);
+        if (openblas_get_num_threads() != d.team) openblas_set_num_threads(d.team);
 #endif
-    if (!p.bias.empty()) start_rows(d, p.y, p.bias);
-    const T before = p.add() || !p.bias.empty() ? T(1) : T(0);
-    const auto ta = p.o.transpose_a ? CblasTrans : CblasNoTrans, tb = p.o.transpose_b ? CblasTrans : CblasNoTrans;
-    const int M = int(p.M), N = int(p.N), K = int(p.K), lda = int(p.a.stride), ldb = int(p.b.stride), ldy = int(p.y.stride);
-    if constexpr (std::is_same_v<T, float>)
-        cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, 1.f, p.a.data, lda, p.b.data, ldb, before, p.y.data, ldy);
-    else
-        cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, 1.0, p.a.data, lda, p.b.data, ldb, before, p.y.data, ldy);
-    return true;
-}
+        if (!p.bias.empty()) start_rows(d, p.y, p.bias);
+        const T before = p.add() || !p.bias.empty() ? T(1) : T(0);
+        const auto ta = p.o.transpose_a ? CblasTrans : CblasNoTrans, tb = p.o.transpose_b ? CblasTrans : CblasNoTrans;
+        const int M = int(p.M), N = int(p.N), K = int(p.K);
+        const int lda = int(p.a.stride), ldb = int(p.b.stride), ldy = int(p.y.stride);
+        if constexpr (std::is_same_v<T, float>)
+            cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, 1.f, p.a.data, lda, p.b.data, ldb, before, p.y.data, ldy);
+        else
+            cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, 1.0, p.a.data, lda, p.b.data, ldb, before, p.y.data, ldy);
+        return true;
+    }
+};
 
 }  // namespace baretrain
+#else
+namespace baretrain { using Cblas = NoEngine; }
+#endif

@@ -1,12 +1,13 @@
 // cublaslt.h - products on NVIDIA GPUs by cuBLASLt: tensor cores for bf16, true float (no TF32) and double.
 // Copy with: kernels/matmul/plain.h, memory.h and what they name; links cublasLt
-// cuBLASLt counts by columns. A row-major (rows, cols) matrix with stride s is for it a (cols, rows) matrix with leading
-// dimension s, so it is given the product of the transposes:
+// cuBLASLt counts by columns. A row-major (rows, cols) matrix with stride s is for it a (cols, rows) matrix with
+// leading dimension s, so it is given the product of the transposes:
 //   y^T (N, M) = op(b)^T (N, K) op(a)^T (K, M)        its A is our b, its B is our a, its m and n are our N and M
 // What is stored needs no turning: b as (K, N) already is its (N, K), and transpose_b asks it for one transpose.
 #pragma once
 #include "kernels/matmul/plain.h"
 #include "memory.h"
+#if defined(__CUDACC__)
 #include <array>
 #include <cublasLt.h>
 #include <map>
@@ -15,13 +16,15 @@ namespace baretrain {
 
 class CublasLt {
 public:
+    static constexpr bool found = true;
     CublasLt() = default;
     CublasLt(const CublasLt&) = delete;
     ~CublasLt() { if (handle_) cublasLtDestroy(handle_); }
     static std::string name() {
         const size_t v = cublasLtGetVersion();
-        return "cuBLASLt " + std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + " (bf16 and double: the same)";
+        return "cuBLASLt " + std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100);
     }
+    static bool fast_bf16() { return true; }
     static constexpr size_t workspace_bytes = size_t(32) << 20;   // what NVIDIA recommends for Hopper
 
     // False: declined (it has no algorithm for such strides or addresses), nothing was touched.
@@ -32,8 +35,7 @@ public:
             run(d, plan, p);
             return true;
         } catch (const Error& e) {
-            fail("matmul: (" + std::to_string(p.M) + ", " + std::to_string(p.K) + ") x (" + std::to_string(p.K) + ", " +
-                 std::to_string(p.N) + "): " + e.what());
+            fail("matmul " + p.shape() + ": " + e.what());
         }
     }
 
@@ -61,19 +63,25 @@ private:
         const size_t all = size_t(p.a.data) | size_t(p.b.data) | size_t(p.y.data) | size_t(p.bias.data) | 256;
         return long(all & (~all + 1));
     }
-    template <class V> static void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t name, V value) {
+    template <class V>
+    static void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t name, V value) {
         check(cublasLtMatmulDescSetAttribute(product, name, &value, sizeof value));
     }
-    template <class V> static void set(cublasLtMatmulPreference_t choice, cublasLtMatmulPreferenceAttributes_t name, V value) {
+    template <class V>
+    static void set(cublasLtMatmulPreference_t choice, cublasLtMatmulPreferenceAttributes_t name, V value) {
         check(cublasLtMatmulPreferenceSetAttribute(choice, name, &value, sizeof value));
     }
+    template <class Out, class In> static void point_at_bias(Plan& plan, const Product<Out, In>& p) {
+        set(&plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(p.bias.data));
+    }
     template <class T> static void describe(cublasLtMatrixLayout_t layout, const View<T>& v) {
-        check(cublasLtMatrixLayoutInit(layout, type<std::remove_const_t<T>>(), uint64_t(v.cols), uint64_t(v.rows), v.stride));
+        const auto kind = type<std::remove_const_t<T>>();
+        check(cublasLtMatrixLayoutInit(layout, kind, uint64_t(v.cols), uint64_t(v.rows), v.stride));
     }
 
     template <class Out, class In> Plan& find(const Product<Out, In>& p) {
-        const Key key{p.M, p.N, p.K, p.a.stride, p.b.stride, p.y.stride, alignment(p),
-                      p.o.transpose_a | p.o.transpose_b << 1 | bias_inside(p) << 2 | type<In>() << 3 | type<Out>() << 10};
+        const long kind = p.o.transpose_a | p.o.transpose_b << 1 | bias_inside(p) << 2 | type<In>() << 3 | type<Out>() << 10;
+        const Key key{p.M, p.N, p.K, p.a.stride, p.b.stride, p.y.stride, alignment(p), kind};
         const auto found = plans_.find(key);
         if (found != plans_.end()) return found->second;
         if (!handle_) {
@@ -92,7 +100,7 @@ private:
         set(&plan.product, CUBLASLT_MATMUL_DESC_TRANSB, int32_t(p.o.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N));
         if (bias_inside(p)) {
             set(&plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, uint32_t(CUBLASLT_EPILOGUE_BIAS));
-            set(&plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(p.bias.data));   // its alignment
+            point_at_bias(plan, p);                    // its alignment counts
         }
         describe(&plan.a, p.b);
         describe(&plan.b, p.a);
@@ -107,8 +115,8 @@ private:
             set(&choice, which, uint32_t(alignment(p)));
         cublasLtMatmulHeuristicResult_t best{};
         int count = 0;
-        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &plan.product, &plan.a, &plan.b, &plan.y, &plan.y,
-                                                                     &choice, 1, &best, &count);
+        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+            handle_, &plan.product, &plan.a, &plan.b, &plan.y, &plan.y, &choice, 1, &best, &count);
         if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_ARCH_MISMATCH) check(status);
         plan.possible = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
         plan.algorithm = best.algo;
@@ -117,10 +125,11 @@ private:
     template <class Out, class In> void run(Device& d, Plan& plan, const Product<Out, In>& p) {
         const bool start = !p.bias.empty() && !bias_inside(p);
         if (start) start_rows(d, p.y, p.bias);
-        if (bias_inside(p)) set(&plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(p.bias.data));
+        if (bias_inside(p)) point_at_bias(plan, p);
         const Real<In> one = 1, before = p.add() || start ? 1 : 0;
-        check(cublasLtMatmul(handle_, &plan.product, &one, p.b.data, &plan.a, p.a.data, &plan.b, &before, p.y.data, &plan.y,
-                             p.y.data, &plan.y, &plan.algorithm, workspace_.data(), workspace_bytes, d.stream));
+        Out* y = p.y.data;
+        check(cublasLtMatmul(handle_, &plan.product, &one, p.b.data, &plan.a, p.a.data, &plan.b, &before, y, &plan.y, y,
+                             &plan.y, &plan.algorithm, workspace_.data(), workspace_bytes, d.stream));
     }
 
     cublasLtHandle_t handle_ = nullptr;
@@ -129,3 +138,6 @@ private:
 };
 
 }  // namespace baretrain
+#else
+namespace baretrain { using CublasLt = NoEngine; }
+#endif

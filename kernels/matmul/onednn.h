@@ -4,6 +4,7 @@
 // product for which oneDNN has only its slow reference code is declined; the caller takes another way.
 #pragma once
 #include "kernels/matmul/plain.h"
+#if defined(BT_ONEDNN) && !defined(BT_SIMT) && !defined(__CUDACC__)
 #include <array>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -13,7 +14,7 @@
 
 namespace baretrain {
 
-// oneDNN and OpenBLAS take the calling thread's OpenMP setting; it is put back afterwards.
+// oneDNN takes the calling thread's OpenMP setting; it is put back afterwards.
 class TeamScope {
 public:
 #if defined(_OPENMP)
@@ -29,6 +30,7 @@ private:
 
 class OneDnn {
 public:
+    static constexpr bool found = true;
     static std::string name() {
         const dnnl_version_t* v = dnnl_version();
         return "oneDNN " + std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
@@ -38,7 +40,6 @@ public:
         const int have = int(dnnl::get_effective_cpu_isa()), need = int(dnnl::cpu_isa::avx512_core_bf16);
         return (have & need) == need;
     }
-    template <class In> static constexpr bool takes = !std::is_same_v<In, double>;
 
     // False: declined, nothing was touched.
     template <class Out, class In> bool multiply(Device& d, const Product<Out, In>& p) {
@@ -54,8 +55,7 @@ public:
             run(plan, p);
             return true;
         } catch (const dnnl::error& e) {
-            fail("matmul: oneDNN on (" + std::to_string(p.M) + ", " + std::to_string(p.K) + ") x (" + std::to_string(p.K) +
-                 ", " + std::to_string(p.N) + "): " + e.what());
+            fail("matmul " + p.shape() + ": oneDNN: " + e.what());
         }
     }
 
@@ -73,7 +73,8 @@ private:
     }
 
     template <class Out, class In> Plan make(const Product<Out, In>& p) {
-        const Desc a = desc<In>(p.M, p.K, p.a.stride, p.o.transpose_a), b = desc<In>(p.K, p.N, p.b.stride, p.o.transpose_b);
+        const Desc a = desc<In>(p.M, p.K, p.a.stride, p.o.transpose_a);
+        const Desc b = desc<In>(p.K, p.N, p.b.stride, p.o.transpose_b);
         const Desc y = desc<Out>(p.M, p.N, p.y.stride, false);
         const Desc bias = p.bias.empty() ? Desc() : desc<In>(1, p.N, p.N, false);
         dnnl::primitive_attr attributes;
@@ -101,9 +102,9 @@ private:
         };
         dnnl_exec_arg_t args[4] = {{DNNL_ARG_SRC, point(plan.a, p.a.data)}, {DNNL_ARG_WEIGHTS, point(plan.b, p.b.data)},
                                    {DNNL_ARG_DST, point(plan.y, p.y.data)}, {}};
-        if (!p.bias.empty()) args[3] = {DNNL_ARG_BIAS, point(plan.bias, p.bias.data)};
-        dnnl::error::wrap_c_api(dnnl_primitive_execute(plan.multiply.get(), stream_.get(), p.bias.empty() ? 3 : 4, args),
-                                "execution failed");
+        const int count = p.bias.empty() ? 3 : 4;
+        if (count == 4) args[3] = {DNNL_ARG_BIAS, point(plan.bias, p.bias.data)};
+        dnnl::error::wrap_c_api(dnnl_primitive_execute(plan.multiply.get(), stream_.get(), count, args), "it failed");
         stream_.wait();
     }
 
@@ -114,3 +115,6 @@ private:
 };
 
 }  // namespace baretrain
+#else
+namespace baretrain { using OneDnn = NoEngine; }
+#endif

@@ -1,8 +1,8 @@
 // plain.h - the matrix product as an ordinary kernel: no library, every type, every stride, on every device.
 // Copy with: device.h and what it names
-//   y = op(a) op(b) + bias, or y += op(a) op(b)       y: (M, N)   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty
-// A block owns 32 x 64 elements of y and walks K in steps of 32 through tiles in shared memory, as Real<In>. The terms of
-// an element are added in an order that depends on K alone, so the bits depend neither on the team nor on the grid.
+//   y = op(a) op(b) + bias, or y += op(a) op(b)     y: (M, N)   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty
+// A block owns 32 x 64 elements of y and walks K in steps of 32 through tiles in shared memory, as Real<In>. The terms
+// of an element are added in an order that depends on K alone: the bits depend neither on the team nor on the grid.
 #pragma once
 #include "device.h"
 
@@ -20,6 +20,18 @@ template <class Out, class In> struct Product {
     MatmulOptions o;
     long M, N, K;
     bool add() const { return o.write == Write::add; }
+    std::string shape() const {
+        const auto pair = [](long r, long c) { return "(" + std::to_string(r) + ", " + std::to_string(c) + ")"; };
+        return pair(M, K) + " x " + pair(K, N);
+    }
+};
+
+// Stands for a library that this build does not have.
+struct NoEngine {
+    static constexpr bool found = false;
+    static std::string name() { return {}; }
+    static bool fast_bf16() { return false; }
+    template <class Out, class In> bool multiply(Device&, const Product<Out, In>&) { return false; }
 };
 
 // Element (r, c) of op(m) is data[r * down + c * right].
@@ -79,18 +91,22 @@ __global__ void matmul_kernel(Out* y, long y_stride, Strided<In> a, Strided<In> 
 }
 
 template <class Out, class In> void plain_matmul(Device& d, const Product<Out, In>& p) {
-    const long down = (p.M + matmul_tile_rows - 1) / matmul_tile_rows, across = (p.N + matmul_tile_cols - 1) / matmul_tile_cols;
+    const long down = (p.M + matmul_tile_rows - 1) / matmul_tile_rows;
+    const long across = (p.N + matmul_tile_cols - 1) / matmul_tile_cols;
     launch(d, {down * across, unsigned(matmul_tile_cols)}, matmul_kernel<Out, In>, p.y.data, p.y.stride,
            Strided<In>(p.a, p.o.transpose_a), Strided<In>(p.b, p.o.transpose_b), p.bias.data, p.o.write);
 }
 
-// y = x in another type, or y += x; one block a row. x_stride 0 repeats one row; without x: zeros.
+// y = x, or y += x, from one type to another; one block a row.
 template <class To, class From>
 __global__ void copy_rows_kernel(To* y, long y_stride, const From* x, long x_stride, long C, Write write) {
     using R = Real<To>;
     y += blockIdx.x * y_stride, x += blockIdx.x * x_stride;
     for (long c = threadIdx.x; c < C; c += blockDim.x)
         y[c] = To((write == Write::add ? R(y[c]) : R(0)) + R(x[c]));
+}
+template <class To, class From> void copy_rows(Device& d, View<To> y, View<const From> x, Write write) {
+    launch(d, {y.rows}, copy_rows_kernel<To, From>, y.data, y.stride, x.data, x.stride, y.cols, write);
 }
 template <class To> __global__ void zero_rows_kernel(To* y, long y_stride, long C) {
     for (long c = threadIdx.x; c < C; c += blockDim.x) y[blockIdx.x * y_stride + c] = To(0);
@@ -99,7 +115,7 @@ template <class To> __global__ void zero_rows_kernel(To* y, long y_stride, long 
 // y = the bias on every row, or zeros: where a sum over nothing ends, and where a library that only adds begins.
 template <class Out, class In> void start_rows(Device& d, View<Out> y, View<const In> bias) {
     if (bias.empty()) launch(d, {y.rows}, zero_rows_kernel<Out>, y.data, y.stride, y.cols);
-    else launch(d, {y.rows}, copy_rows_kernel<Out, In>, y.data, y.stride, bias.data, 0, y.cols, Write::over);
+    else copy_rows(d, y, View<const In>(bias.data, y.rows, y.cols, 0), Write::over);
 }
 
 }  // namespace baretrain
