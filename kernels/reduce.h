@@ -21,8 +21,8 @@ template <class T> __global__ void column_sum_parts_kernel(Real<T>* parts, const
 // Second stage of every column sum: sum = or += the P parts (P, C), in order.
 template <class R> __global__ void add_parts_kernel(R* sum, const R* parts, long P, long C, Write write) {
     const auto [begin, end] = block_span(C);
-    for (long c = begin + threadIdx.x; c < end; c += blockDim.x) sum[c] = (write == Write::add ? sum[c] : R(0)) + parts[c];
-    for (long p = 1; p < P; ++p)
+    for (long c = begin + threadIdx.x; c < end; c += blockDim.x) sum[c] = write == Write::add ? sum[c] : R(0);
+    for (long p = 0; p < P; ++p)
         for (long c = begin + threadIdx.x; c < end; c += blockDim.x) sum[c] += parts[p * C + c];
 }
 template <class R> void add_parts(Device& d, View<R> sum, View<const R> parts, Write write) {

@@ -1,0 +1,135 @@
+// reduce_test.cu - kernels/reduce.h against plain fp64 sums.
+#include "kernels/reduce.h"
+#include "test/harness.h"
+
+using namespace baretrain;
+using namespace baretrain::test;
+
+namespace {
+
+template <class R> double total(Device& d, const Tensor<R>& x) {
+    Tensor<double> parts(1, square_parts(x.v.count()));
+    sum_squares<R>(d, parts, x.in());
+    parts.check_guard();
+    double sum = 0;
+    for (double p : parts.get()) sum += p;
+    return sum;
+}
+
+}  // namespace
+
+TEST_SUITE("reduce") {
+
+TEST_CASE_TEMPLATE("column sums equal the fp64 loop, over and added, around 32 rows", T, float, bf16, double) {
+    using R = Real<T>;
+    for (const long N : {1, 7, 31, 32, 33, 64, 65})
+        for (const long C : {1, 33, 300})
+            for_each_block_size([&](Device& d) {
+                CAPTURE(N); CAPTURE(C);
+                const long stride = C + 5, P = column_sum_parts(N);
+                const Numbers x = noise<T>(N * C, 1), before = noise<R>(C, 2);
+                Numbers want(size_t(C), 0), added = before;
+                for (size_t i = 0; i < x.size(); ++i) want[i % size_t(C)] += x[i], added[i % size_t(C)] += x[i];
+                Numbers wide(size_t(N * stride), 1000);               // a column too many would show
+                for (long i = 0; i < N * C; ++i) wide[size_t(i / C * stride + i % C)] = x[size_t(i)];
+                const Tensor<T> tx(N, stride, wide);
+                Tensor<R> sum(1, C, before), parts(P, C, noise<R>(P * C, 3));
+                column_sums<T>(d, sum, tx.in().col_range(0, C), parts, Write::add);
+                CHECK(relative_error(added, sum.get()) <= tolerance<R>());
+                column_sums<T>(d, sum, tx.in().col_range(0, C), parts, Write::over);
+                CHECK(relative_error(want, sum.get()) <= tolerance<R>());
+                sum.check_guard(), parts.check_guard();
+            });
+}
+
+TEST_CASE("the column sum of no rows is 0, and adding it changes nothing") {
+    Device d;
+    Tensor<float> x(0, 3), parts(0, 3), sum(1, 3, {1, 2, 3});
+    column_sums<float>(d, sum, x.in(), parts, Write::add);
+    CHECK(sum.get() == Numbers{1, 2, 3});
+    column_sums<float>(d, sum, x.in(), parts, Write::over);
+    CHECK(sum.get() == Numbers{0, 0, 0});
+}
+
+TEST_CASE("parts are of 32 rows and of 16384 elements, the last one shorter") {
+    CHECK(column_sum_parts(0) == 0);
+    CHECK(column_sum_parts(1) == 1);
+    CHECK(column_sum_parts(32) == 1);
+    CHECK(column_sum_parts(33) == 2);
+    CHECK(square_parts(0) == 0);
+    CHECK(square_parts(16384) == 1);
+    CHECK(square_parts(16385) == 2);
+    CHECK(square_parts(1l << 40) == 1l << 26);
+}
+
+TEST_CASE_TEMPLATE("the sum of squares equals the fp64 loop on both sides of a span", R, float, double) {
+    for (const long n : {1, 33, 300, 5000, 16383, 16384, 16385, 40000})
+        for_each_block_size([&](Device& d) {
+            CAPTURE(n);
+            const Numbers x = noise<R>(n, 1);
+            double want = 0;
+            for (double v : x) want += v * v;
+            const Tensor<R> tx(1, n, x);
+            CHECK(total(d, tx) == doctest::Approx(want).epsilon(std::is_same_v<R, float> ? 1e-5 : 1e-13));
+        });
+}
+
+// In float, 2^24 + 1 is 2^24: sums over many spans must be kept in something wider.
+TEST_CASE("spans are added in double") {
+    Device d;
+    Numbers x(size_t(2 * square_span), 0);
+    x[0] = 4096, x[size_t(square_span)] = 1;
+    CHECK(total(d, Tensor<float>(1, 2 * square_span, x)) == 16777217.0);
+}
+
+TEST_CASE_TEMPLATE("one NaN or infinity anywhere is noticed", R, float, double) {
+    for (const long place : {0, 16383, 16384, 19999})
+        for_each_block_size([&](Device& d) {
+            CAPTURE(place);
+            Numbers x = noise<R>(20000, 1);
+            x[size_t(place)] = NAN;
+            CHECK(std::isnan(total(d, Tensor<R>(1, 20000, x))));
+            x[size_t(place)] = -INFINITY;
+            CHECK(total(d, Tensor<R>(1, 20000, x)) == INFINITY);
+        });
+}
+
+TEST_CASE("one NaN spoils its column sum and no other") {
+    Numbers x = noise<float>(33 * 5, 1);
+    x[32 * 5 + 3] = NAN;
+    for_each_block_size([&](Device& d) {
+        const Tensor<float> tx(33, 5, x);
+        Tensor<float> sum(1, 5), parts(2, 5);
+        column_sums<float>(d, sum, tx.in(), parts, Write::over);
+        for (int c = 0; c < 5; ++c) CHECK(std::isnan(sum.get()[size_t(c)]) == (c == 3));
+    });
+}
+
+TEST_CASE("one and two threads give the same bits") {
+    const long n = 5 * square_span + 7, N = 130, C = 300;
+    const Tensor<float> x(1, n, noise<float>(n, 1)), rows(N, C, noise<float>(N * C, 2));
+    Numbers squares[2], sums[2];
+    for (int team : {1, 2}) {
+        Device d;
+        d.team = team;
+        d.threads = 64;
+        Tensor<double> parts(1, square_parts(n));
+        Tensor<float> sum(1, C), scratch(column_sum_parts(N), C);
+        sum_squares<float>(d, parts, x.in());
+        column_sums<float>(d, sum, rows.in(), scratch, Write::over);
+        squares[team - 1] = parts.get(), sums[team - 1] = sum.get();
+    }
+    CHECK(squares[0] == squares[1]);
+    CHECK(sums[0] == sums[1]);
+}
+
+TEST_CASE("scratch of another size is refused") {
+    Device d;
+    Tensor<float> x(33, 4), one_part(1, 4), sum(1, 4), narrow(1, 3), parts(2, 4);
+    Tensor<double> two(1, 2);
+    CHECK_THROWS_AS(column_sums<float>(d, sum, x.in(), one_part, Write::over), Error);
+    CHECK_THROWS_AS(column_sums<float>(d, narrow, x.in(), parts, Write::over), Error);
+    CHECK_THROWS_AS(sum_squares<float>(d, two, x.in()), Error);
+}
+
+}
