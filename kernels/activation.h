@@ -69,6 +69,7 @@ template <class T> void activation_forward(Device& d, View<T> y, View<const T> i
 template <class T> void activation_backward(Device& d, View<T> din, View<const T> dy, View<const T> in) {
     require(in.cols == dy.cols || in.cols == 2 * dy.cols, "activation: in is as wide as dy, or twice as wide");
     require_equal(din.count(), in.count(), "activation: sizes of din and in");
+    require(din.dense() && dy.dense() && in.dense() && in.rows == dy.rows, "activation: the same rows, without gaps");
     if (in.cols == dy.cols)
         launch(d, Grid::spans(dy.count()), gelu_backward_kernel<T>, din.data, dy.data, in.data, dy.count());
     else
@@ -77,7 +78,8 @@ template <class T> void activation_backward(Device& d, View<T> din, View<const T
 
 // y = a + b, all (N, C); y may be a or b.
 template <class T> void residual(Device& d, View<T> y, View<const T> a, View<const T> b) {
-    require_equal(a.count(), b.count(), "residual: sizes of a and b");
+    require(y.count() == a.count() && y.count() == b.count(), "residual: y, a and b of one size");
+    require(y.dense() && a.dense() && b.dense(), "residual: rows without gaps");
     launch(d, Grid::spans(y.count()), residual_kernel<T>, y.data, a.data, b.data, y.count());
 }
 
