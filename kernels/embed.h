@@ -53,6 +53,7 @@ template <class T>
 void embed_forward(Device& d, View<T> x, View<const int> tokens, View<const T> wte, View<const int> positions,
                    View<const T> wpe) {
     require_equal(wte.cols, x.cols, "embed: channels of wte and x");
+    require(wpe.empty() || wpe.cols == x.cols, "embed: as many channels in wpe as in x");
     require_equal(tokens.cols, x.rows, "embed: one token a row");
     launch(d, {x.rows}, embed_forward_kernel<T>, x.data, tokens.data, wte.data, positions.data, wpe.data, x.cols);
 }
