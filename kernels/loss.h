@@ -55,8 +55,8 @@ __global__ void cross_entropy_kernel(LogitGrad<T> g, Real<T>* logprob, const Rea
     const long n = blockIdx.x;
     const int target = targets[n];
     z += n * stride;
-    const Real<T> total = row_logsumexp(z, V), at_target = target == ignored ? total : z[target];
-    if (threadIdx.x == 0) logprob[n] = at_target - total;
+    const Real<T> total = row_logsumexp(z, V);
+    if (threadIdx.x == 0) logprob[n] = target == ignored ? Real<T>(0) : z[target] - total;
     row_gradient(g.dz + n * g.stride, z, V, total, target, weight);
 }
 
