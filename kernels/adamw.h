@@ -13,7 +13,8 @@ struct StepState {
     double correct1, correct2;                         // 1 - beta^t, t = updates so far + 1
     double max_norm;                                   // clip the gradient to this norm; 0: never
     double norm, scale;                                // filled by decide(): norm before clipping, factor for the gradient
-    int skip;                                          // filled by decide(): 1 where the norm is not finite
+    int skip;                                          // filled by decide(): 1 where the norm is not finite, or trained is 0
+    int trained;                                       // trained tokens of the step; 0: weights and moments stay put
 };
 
 // Norm, clip scale and skip from the parts of the sum of squares. One thread: the parts are added in order.
@@ -22,7 +23,7 @@ template <class R> __global__ void decide_kernel(StepState* s, const double* par
     double sum = 0;
     for (long i = 0; i < n; ++i) sum += parts[i];
     s->norm = sqrt(sum);
-    s->skip = !(s->norm <= 1.7e308);                   // infinity and NaN
+    s->skip = s->trained == 0 || !(s->norm <= 1.7e308);   // infinity and NaN
     s->scale = s->max_norm > 0 && s->norm > s->max_norm ? s->max_norm / s->norm : 1;
 }
 
@@ -40,10 +41,11 @@ template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* 
     if (s->skip) return;
     const R lr = R(s->lr) * a.lr_factor, decay = R(s->decay) * a.decay, scale = R(s->scale), eps = R(s->eps);
     const R b1 = R(s->beta1), b2 = R(s->beta2), c1 = R(1 / s->correct1), c2 = R(1 / s->correct2);
+    const R n1 = R(1 - s->beta1), n2 = R(1 - s->beta2);  // in double: 1 - 0.999f is wrong in the fifth digit
     const auto [begin, end] = block_span(a.n);
     for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
         const R g = a.g[i] * scale, w = a.master[i];
-        const R m = b1 * a.m[i] + (R(1) - b1) * g, v = b2 * a.v[i] + (R(1) - b2) * g * g;
+        const R m = b1 * a.m[i] + n1 * g, v = b2 * a.v[i] + n2 * g * g;
         a.m[i] = m;
         a.v[i] = v;
         const R updated = w - lr * (m * c1 / (sqrt(v * c2) + eps) + decay * w);

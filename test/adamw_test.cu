@@ -1,0 +1,253 @@
+// adamw_test.cu - kernels/adamw.h against a plain fp64 loop, and the ways in which training silently stands still.
+#include "kernels/adamw.h"
+#include "test/harness.h"
+
+using namespace baretrain;
+using namespace baretrain::test;
+
+namespace {
+
+// State of step t (from 1), before decide(): correct is 1 - beta^t as the header says.
+StepState state_of(int t, double lr, double decay, double max_norm = 0) {
+    StepState s{};
+    s.lr = lr, s.beta1 = 0.9, s.beta2 = 0.999, s.eps = 1e-8, s.decay = decay, s.max_norm = max_norm;
+    s.correct1 = 1 - std::pow(s.beta1, t), s.correct2 = 1 - std::pow(s.beta2, t);
+    s.norm = NAN, s.scale = NAN, s.skip = 1, s.trained = 1;   // whatever decide() does not fill shows
+    return s;
+}
+
+// A StepState on the device, as decide() leaves it for these parts of the sum of squares.
+struct State {
+    Tensor<StepState> on_device{1, 1};
+    Device& d;
+    State(Device& device, StepState s, const Numbers& parts) : d(device) {
+        copy_bytes(d, on_device.v.data, &s, sizeof s);
+        const Tensor<double> p(1, long(parts.size()), parts);
+        decide(d, on_device, p.in());
+    }
+    StepState get() {
+        StepState s;
+        copy_bytes(d, &s, on_device.v.data, sizeof s);
+        on_device.check_guard();
+        return s;
+    }
+};
+
+// The tensors of one span. Without a copy of its own, w is the master.
+template <class T> struct Weights {
+    using R = Real<T>;
+    Tensor<R> master, m, v, g;
+    Tensor<T> w;
+    R decay = 1, lr_factor = 1;
+    Weights(const Numbers& start, const Numbers& gradient)
+        : master(1, long(start.size()), start), m(1, master.v.cols, zeros()), v(1, master.v.cols, zeros()),
+          g(1, master.v.cols, gradient), w(1, master.v.cols, start) {}
+    Numbers zeros() const { return Numbers(size_t(master.v.cols), 0); }
+    void update(Device& d, State& s) {
+        const AdamSpan<T> span{w.v.data, master.v.data, m.v.data, v.v.data, g.v.data, master.v.cols, decay, lr_factor};
+        adamw<T>(d, span, s.on_device.in());
+    }
+    Numbers all() const {
+        Numbers everything;
+        for (const Numbers& part : {master.get(), m.get(), v.get(), Numbers(w.get())})
+            everything.insert(everything.end(), part.begin(), part.end());
+        return everything;
+    }
+    void check_guards() const { master.check_guard(), m.check_guard(), v.check_guard(), w.check_guard(); }
+};
+
+double squares_of(const Numbers& g) {
+    double sum = 0;
+    for (double x : g) sum += x * x;
+    return sum;
+}
+
+}  // namespace
+
+TEST_SUITE("adamw") {
+
+// 20000 is more than one block's 16384. The change is compared, not the weight: an error of 1e-5 in it stays visible.
+TEST_CASE_TEMPLATE("ten steps with decay, clipping and bias correction equal the fp64 loop", T, float, bf16, double) {
+    using R = Real<T>;
+    for (const long n : {1, 33, 20000})
+        for_each_block_size([&](Device& d) {
+            CAPTURE(n);
+            if (max_threads > 1 && n == 20000 && d.threads != 64) return;      // fibers are slow
+            const Numbers start = noise<T>(n, 1);
+            Weights<T> p(start, noise<R>(n, 2));
+            p.lr_factor = R(0.5);
+            Numbers w = start, m(size_t(n), 0), v(size_t(n), 0);
+            for (int t = 1; t <= 10; ++t) {
+                const Numbers g = noise<R>(n, 10 + t);
+                const double norm = std::sqrt(squares_of(g)), max_norm = t % 2 ? 0.5 * norm : 2 * norm;
+                const double scale = t % 2 ? 0.5 : 1, lr = 0.1 / t;
+                p.g.set(g);
+                State s(d, state_of(t, lr, 0.1, max_norm), {norm * norm});
+                p.update(d, s);
+                for (size_t i = 0; i < w.size(); ++i) {
+                    const double gi = g[i] * scale;
+                    m[i] = 0.9 * m[i] + 0.1 * gi;
+                    v[i] = 0.999 * v[i] + 0.001 * gi * gi;
+                    const double mean = m[i] / (1 - std::pow(0.9, t)), square = v[i] / (1 - std::pow(0.999, t));
+                    w[i] -= 0.5 * lr * (mean / (std::sqrt(square) + 1e-8) + 0.1 * w[i]);
+                }
+            }
+            Numbers change, got_change = p.master.get();
+            for (size_t i = 0; i < w.size(); ++i) change.push_back(w[i] - start[i]), got_change[i] -= start[i];
+            CHECK(relative_error(change, got_change) <= 4 * tolerance<R>());   // a sum of ten steps that may cancel
+            CHECK(relative_error(m, p.m.get()) <= tolerance<R>());
+            CHECK(relative_error(v, p.v.get()) <= tolerance<R>());
+            if constexpr (std::is_same_v<T, bf16>) {          // what the model multiplies by is the rounded master
+                Numbers rounded = p.master.get();
+                for (double& x : rounded) x = double(bf16(float(x)));
+                CHECK(p.w.get() == rounded);
+            } else {
+                CHECK(p.w.get() == start);
+            }
+            p.check_guards();
+        });
+}
+
+TEST_CASE_TEMPLATE("eps stands outside the square root", T, float, bf16, double) {
+    Device d;
+    d.threads = 64;
+    StepState state = state_of(1, 0.5, 0);
+    state.eps = 3;
+    Weights<T> p({1}, {1});
+    State s(d, state, {1});
+    p.update(d, s);
+    CHECK(p.master.get()[0] == doctest::Approx(1 - 0.5 * 1 / (1 + 3.0)).epsilon(1e-6));
+}
+
+TEST_CASE_TEMPLATE("a hundred updates of -1e-3 move a weight of 1 to 0.9, also in bf16", T, float, bf16, double) {
+    for_each_block_size([&](Device& d) {
+        const Numbers ones(300, 1);
+        Weights<T> p(ones, Numbers(300, 0.37));                       // a constant gradient: update = lr
+        for (int t = 1; t <= 100; ++t) {
+            State s(d, state_of(t, 1e-3, 0), {1});
+            p.update(d, s);
+        }
+        for (double w : p.master.get()) CHECK(std::fabs(w - 0.9) < 1e-3);
+        if constexpr (std::is_same_v<T, bf16>)
+            for (double w : p.w.get()) CHECK(std::fabs(w - 0.9) < 3e-3);
+    });
+}
+
+TEST_CASE_TEMPLATE("without a gradient a weight falls by lr * decay a step, also in bf16", T, float, bf16, double) {
+    Device d;
+    d.threads = 64;
+    Weights<T> p({1, 1, -1}, {0, 0, 0});
+    for (int t = 1; t <= 100; ++t) {
+        State s(d, state_of(t, 1e-3, 0.1), {0});
+        p.update(d, s);
+        if (t > 1) continue;
+        CHECK(p.master.get()[0] == doctest::Approx(1 - 1e-4).epsilon(1e-7));
+    }
+    const double left = std::pow(1 - 1e-4, 100);
+    CHECK(relative_error({left, left, -left}, p.master.get()) < 1e-5);
+    if constexpr (std::is_same_v<T, bf16>) CHECK(p.w.get()[0] == double(bf16(float(left))));
+}
+
+TEST_CASE_TEMPLATE("a span without decay and without a gradient stays exactly where it is", T, float, bf16, double) {
+    Device d;
+    d.threads = 64;
+    const Numbers start = noise<T>(33, 1);
+    Weights<T> p(start, Numbers(33, 0));
+    p.decay = 0;
+    for (int t = 1; t <= 5; ++t) {
+        State s(d, state_of(t, 0.1, 0.1, 1), {0});
+        p.update(d, s);
+    }
+    CHECK(p.master.get() == start);
+    CHECK(p.w.get() == start);
+}
+
+TEST_CASE_TEMPLATE("a step whose norm is not finite changes no bit", T, float, bf16, double) {
+    for (const double bad : {double(NAN), double(INFINITY)})
+        for_each_block_size([&](Device& d) {
+            CAPTURE(bad);
+            Weights<T> p(noise<T>(33, 1), noise<Real<T>>(33, 2));
+            State good(d, state_of(1, 0.1, 0.1, 1), {4});
+            p.update(d, good);
+            const Numbers before = p.all();
+            Numbers g = noise<Real<T>>(33, 3);
+            g[5] = bad;
+            p.g.set(g);
+            State s(d, state_of(2, 0.1, 0.1, 1), {1, bad, 1});
+            CHECK(s.get().skip == 1);
+            p.update(d, s);
+            CHECK(p.all() == before);
+        });
+}
+
+TEST_CASE_TEMPLATE("clipped to a norm of 1e-9 a gradient moves hardly anything", T, float, bf16, double) {
+    Device d;
+    d.threads = 64;
+    const Numbers start = noise<T>(300, 1), g = noise<Real<T>>(300, 2);
+    Weights<T> free(start, g), clipped(start, g);
+    State loose(d, state_of(1, 1, 0), {squares_of(g)}), tight(d, state_of(1, 1, 0, 1e-9), {squares_of(g)});
+    free.update(d, loose), clipped.update(d, tight);
+    const Numbers a = free.master.get(), b = clipped.master.get();
+    for (size_t i = 0; i < start.size(); ++i) {
+        CHECK(std::fabs(a[i] - start[i]) > 0.9);                      // the first step of Adam is lr long
+        CHECK(std::fabs(b[i] - start[i]) < 0.02);                     // 1e-9 / sqrt(300) against eps = 1e-8
+    }
+}
+
+TEST_CASE("the norm is the root of all parts, and the gradient is scaled to max_norm only above it") {
+    struct { Numbers parts; double max_norm, norm, scale; } const cases[] = {
+        {{9, 16}, 10, 5, 1},        // below the limit
+        {{9, 16}, 5, 5, 1},         // at the limit
+        {{9, 16}, 4, 5, 0.8},       // above it
+        {{9, 16}, 0, 5, 1},         // no limit
+        {{25}, 1, 5, 0.2},
+        {{0, 0, 0}, 1, 0, 1},       // no gradient: no 0 / 0
+        {{1, 2, 3, 4, 5, 6, 7, 8, 9, 4}, 0, 7, 1},
+    };
+    for (const auto& [parts, max_norm, norm, scale] : cases)
+        for_each_block_size([&, parts = parts, max_norm = max_norm, norm = norm, scale = scale](Device& d) {
+            CAPTURE(norm); CAPTURE(max_norm);
+            State state(d, state_of(3, 0.1, 0.2, max_norm), parts);
+            const StepState s = state.get();
+            CHECK(s.norm == norm);
+            CHECK(s.scale == scale);
+            CHECK(s.skip == 0);
+            CHECK(s.lr == 0.1);
+            CHECK(s.decay == 0.2);
+            CHECK(s.max_norm == max_norm);
+        });
+}
+
+TEST_CASE("a norm that is NaN or infinite skips the step, with and without a limit") {
+    Device d;
+    for (const double max_norm : {0.0, 1.0}) {
+        CHECK(State(d, state_of(1, 0.1, 0, max_norm), {1, INFINITY}).get().skip == 1);
+        CHECK(State(d, state_of(1, 0.1, 0, max_norm), {1, INFINITY}).get().norm == INFINITY);
+        CHECK(State(d, state_of(1, 0.1, 0, max_norm), {NAN, 1}).get().skip == 1);
+        CHECK(std::isnan(State(d, state_of(1, 0.1, 0, max_norm), {NAN, 1}).get().norm));
+        CHECK(State(d, state_of(1, 0.1, 0, max_norm), {1e300}).get().skip == 0);      // large is not infinite
+    }
+}
+
+TEST_CASE("a step that trained no token changes no bit, decay or not") {
+    Device d;
+    d.threads = 64;
+    StepState state = state_of(1, 0.1, 0.1, 1);
+    state.trained = 0, state.skip = 0;
+    State s(d, state, {0});
+    CHECK(s.get().skip == 1);
+    Weights<float> p(noise<float>(33, 1), noise<float>(33, 2));
+    const Numbers before = p.all();
+    p.update(d, s);
+    CHECK(p.all() == before);
+}
+
+TEST_CASE("an empty span is not an error") {
+    Device d;
+    Weights<float> p({}, {});
+    State s(d, state_of(1, 0.1, 0.1), {0});
+    p.update(d, s);
+    CHECK(p.master.get().empty());
+}
+
+}
