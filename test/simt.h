@@ -1,7 +1,7 @@
 // simt.h - the CPU as a CUDA device with real blocks: every CUDA thread is a fiber, blocks run one after another.
 // Copy with: device/error.h
 // What a GPU would turn into a hang or into wrong numbers is an Error that names the lines: a barrier or shuffle that
-// some of its block or warp skip, two of them at once, writes behind dynamic shared memory (which starts as NaN). Between
+// some of its block or warp skip, two of them at once, writes behind dynamic shared memory. That starts as NaN. Between
 // two barriers one warp runs after the other; simt_seed shuffles warps, lanes and blocks: a missing barrier gives wrong
 // numbers for some seed. Under -fsanitize=thread it is a data race with both lines.
 // An exception in a thread ends its launch and leaves run_grid(). Only a thread that spins on a flag can still hang.
@@ -341,10 +341,10 @@ template <class V> V* shared_memory() { return reinterpret_cast<V*>(simt::machin
 // Runs body once for each thread of each block. One host thread does it all: the result does not depend on `team`.
 template <class Body> void run_grid(unsigned blocks, unsigned threads, size_t shared_bytes, int, Body body) {
     using namespace simt;
-    machine = own_machine();
     require(threads >= 1 && threads <= max_threads, "launch: 1 to 1024 threads a block");
     require(shared_bytes <= shared_limit, "launch: at most 227 KiB of shared memory a block");
     const Unobserved scheduler_only;
+    machine = own_machine();
     std::mt19937 order(simt_seed);
     std::vector<unsigned> turn(blocks);
     std::iota(turn.begin(), turn.end(), 0u);

@@ -1,6 +1,7 @@
-// Planted faults: each is what a GPU answers with a hang or with wrong numbers, and simt.h with an error that names the line.
+// Planted faults: where a GPU would hang or give wrong numbers, simt.h stops with an error that names the line.
 #include "memory.h"
 #include <doctest/doctest.h>
+#include <thread>
 #include <vector>
 
 using namespace baretrain;
@@ -99,9 +100,13 @@ struct Launches {
     template <class... Params> std::string error_of_kernel(void (*kernel)(Params...)) {
         return error_of([&] { launch(d, Grid(2, 64, 64), kernel, y.data()); });
     }
-    void still_works() {
-        launch(d, Grid(1, 64), reverse_kernel, y.data(), true);
+    void run_reverse() { launch(d, Grid(1, 64), reverse_kernel, y.data(), true); }
+    void check_reversed() {
         for (int t = 0; t < 64; ++t) CHECK(y[size_t(t)] == float(63 - t));
+    }
+    void still_works() {
+        run_reverse();
+        check_reversed();
     }
 };
 
@@ -178,7 +183,8 @@ TEST_SUITE("simt") {
     TEST_CASE("an exception in a thread leaves the launch, and every thread's objects are destroyed") {
         Launches l;
         std::vector<int> destroyed(64, 0);
-        const std::string e = l.error_of([&] { launch(l.d, Grid(1, 64), contract_kernel, l.y.data(), destroyed.data()); });
+        const auto run = [&] { launch(l.d, Grid(1, 64), contract_kernel, l.y.data(), destroyed.data()); };
+        const std::string e = l.error_of(run);
         CHECK_MESSAGE(has(e, at(throw_line) + "broken contract: planted"), e);
         for (int n : destroyed) CHECK(n == 1);
     }
@@ -203,6 +209,15 @@ TEST_SUITE("simt") {
         CHECK(has(l.error_of([&] { run_grid(1, 32, (227 << 10) + 1, 1, [] {}); }), "227 KiB"));
         CHECK(l.error_of([&] { run_grid(1, 32, 227 << 10, 1, [] {}); }) == "no error");
         CHECK(has(l.error_of([&] { run_grid(1, 1025, 0, 1, [] {}); }), "1024 threads"));
+    }
+
+    TEST_CASE("ranks that are host threads run their blocks at the same time") {
+        Launches l[2];
+        std::thread other([&] { for (int i = 0; i < 50; ++i) l[1].run_reverse(); });
+        for (int i = 0; i < 50; ++i) l[0].run_reverse();
+        other.join();
+        l[0].check_reversed();
+        l[1].check_reversed();
     }
 
     TEST_CASE("shuffles move values between the lanes of a warp") {
