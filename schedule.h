@@ -2,7 +2,7 @@
 // Copy with: device/error.h
 // Steps count optimizer updates from 0. Warm-up of W steps: lr * (step + 1) / W, so that the first update already
 // learns and step W - 1 has the full lr. Then lr, until the last `decay` steps; the last of them, N - 1, has min_lr.
-// At least one step has the full lr: a run that is all warm-up, or has one step, never decays. From N on: the end value.
+// At least one step has the full lr: a run that is all warm-up, or has one step, never decays. From N on: end value.
 // A resumed run with another N follows the curve of the new N from its step on; it never warms up again.
 #pragma once
 #include "device/error.h"

@@ -57,7 +57,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
     std::string best;
     size_t fewest = size_t(-1);
     for (const std::string& c : candidates) {
-        std::vector<size_t> row(c.size() + 1);         // distances to the prefixes of c, one letter of word after another
+        std::vector<size_t> row(c.size() + 1);         // distances to the prefixes of c, letter after letter of word
         std::iota(row.begin(), row.end(), size_t(0));
         for (size_t i = 1; i <= word.size(); ++i) {
             size_t diagonal = row[0]++;
@@ -121,8 +121,8 @@ void check_shape(const ModelShape& s) {
     if (s.family == "gpt2" && s.kv_heads != s.heads)
         fail(text("kv-heads", s.kv_heads) + ": gpt2 has as many as heads, " + std::to_string(s.heads));
     if (s.family == "gpt2" && s.heads * s.head_dim != s.dim)
-        fail(text("head-dim", s.head_dim) + ": gpt2 needs dim / heads, but " + text("heads", s.heads) + " of it do not make " +
-             text("dim", s.dim));
+        fail(text("head-dim", s.head_dim) + ": gpt2 needs dim / heads, but " + text("heads", s.heads) +
+             " of it do not make " + text("dim", s.dim));
     if (s.rotary() && s.head_dim % 2 != 0)
         fail(text("head-dim", s.head_dim) + ": rotary positions need an even number");
     if (!(s.rope_theta > 0 && s.rope_theta < 1e18)) fail("rope_theta must be positive");
@@ -143,7 +143,8 @@ std::string to_hf_config(const ModelShape& s, const std::string& torch_dtype, lo
     j["bos_token_id"] = j["eos_token_id"] = eos < 0 ? Json() : Json(eos);
     if (s.family == "gpt2") {
         j.update({{"architectures", Json::array({"GPT2LMHeadModel"})}, {"model_type", "gpt2"},
-                  {"activation_function", "gelu_new"}, {"n_layer", s.layers}, {"n_embd", s.dim}, {"n_head", s.heads}, {"n_positions", s.seq},
+                  {"activation_function", "gelu_new"}, {"n_layer", s.layers}, {"n_embd", s.dim},
+                  {"n_head", s.heads}, {"n_positions", s.seq},
                   {"layer_norm_epsilon", s.norm_eps}, {"attn_pdrop", 0.0}, {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}});
         j["n_inner"] = s.ffn == 4 * s.dim ? Json() : Json(s.ffn);
     } else {

@@ -1,0 +1,345 @@
+// config.cpp - body of config.h: loops over the table of keys that read, check, print and save a configuration.
+// Copy with: config.h, config/keys.h, shape.h, shape.cpp, schedule.h, device/error.h, CLI11, toml++, nlohmann-json
+#include "config.h"
+#include "config/keys.h"
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <toml++/toml.h>
+
+namespace baretrain {
+
+namespace {
+
+using namespace keys;
+
+[[noreturn]] void unknown(const std::string& subject, const std::string& name, bool flag) {
+    Config c;
+    std::vector<std::string> names;
+    for (const Key& k : all_keys(c)) names.push_back(k.name);
+    for (const Later& l : later_keys) names.push_back(l.name);
+    if (flag) names.insert(names.end(), {"config", "help", "help-all", "version"});
+    throw Usage(subject + ": unknown; the nearest is " + (flag ? "--" : "") + nearest(name, names));
+}
+
+void refuse_later(const Later& l, const Given& g) {
+    if (*l.neutral && g.text == l.neutral) return;
+    const std::string but = *l.neutral ? std::string("; only ") + l.neutral + " works so far" : "";
+    throw Usage(g.subject + ": not built yet" + but);
+}
+
+// ---- the recipe ----
+
+// A TOML value as the text that a flag would have, and as it stands in the file.
+std::pair<std::string, std::string> toml_texts(const toml::node& node) {
+    if (const auto v = node.value_exact<std::string>()) return {*v, '"' + *v + '"'};
+    std::string text = "a table, array or date";
+    if (const auto v = node.value_exact<bool>()) text = *v ? "true" : "false";
+    else if (const auto v = node.value_exact<int64_t>()) text = number_text(*v);
+    else if (const auto v = node.value_exact<double>()) text = number_text(*v);
+    return {text, text};
+}
+
+Values read_recipe(const std::string& path, unsigned command) {
+    if (!std::filesystem::is_regular_file(path)) throw Usage("--config " + path + ": no such file");
+    toml::table recipe;
+    try {
+        recipe = toml::parse_file(path);
+    } catch (const toml::parse_error& e) {
+        throw Usage(path + ":" + std::to_string(e.source().begin.line) + ": " + std::string(e.description()));
+    }
+    Config c;
+    const std::vector<Key> keys = all_keys(c);
+    Values values;
+    for (const auto& [toml_key, node] : recipe) {
+        const std::string name(toml_key.str()), at = path + ":" + std::to_string(toml_key.source().begin.line);
+        const auto [text, shown] = toml_texts(node);
+        const Given g{text, at, at + ": " + name + " = " + shown};
+        const auto named = [&](const auto& row) { return row.name == name; };
+        const auto later = std::find_if(std::begin(later_keys), std::end(later_keys), named);
+        if (later != std::end(later_keys)) {
+            refuse_later(*later, g);
+            continue;
+        }
+        const auto key = std::find_if(keys.begin(), keys.end(), named);
+        if (key == keys.end()) unknown(at + ": " + name, name, false);
+        const bool quoted = node.is_string(), wants_string = std::holds_alternative<std::string*>(key->slot);
+        // --val is a path or a number, so its key may be either.
+        if (quoted != wants_string && !(name == "val" && node.is_number()))
+            throw Usage(g.subject + ": expected " + expected(*key));
+        if (key->commands & command) values[name] = g;  // one recipe serves several commands
+    }
+    return values;
+}
+
+// ---- the command line ----
+
+struct CommandLine {
+    std::string command = "train", recipe;
+    bool help = false, help_all = false, version = false;
+    Values flags;
+};
+
+CommandLine read_command_line(std::vector<std::string> words) {
+    CommandLine line;
+    if (!words.empty() && !words[0].starts_with('-')) {
+        line.command = words[0];
+        words.erase(words.begin());
+        if (std::count(later_commands.begin(), later_commands.end(), line.command))
+            throw Usage(line.command + ": not built yet; built are " + joined(commands));
+        if (!std::count(commands.begin(), commands.end(), line.command))
+            throw Usage(line.command + ": no such command; the nearest is " + nearest(line.command, commands));
+    }
+    CLI::App app;
+    app.set_help_flag();
+    app.allow_extras();
+    app.add_flag("-h,--help", line.help);
+    app.add_flag("--help-all", line.help_all);
+    app.add_flag("--version", line.version);
+    app.add_option("--config", line.recipe);
+    Config c;
+    std::map<std::string, CLI::Option*> options;
+    const auto add = [&](const std::string& name, bool boolean) {
+        options[name] = app.add_option("--" + name)->expected(boolean ? 0 : 1, 1);
+    };
+    for (const Key& k : all_keys(c)) add(k.name, std::holds_alternative<bool*>(k.slot));
+    for (const Later& l : later_keys) add(l.name, std::set<std::string>{"true", "false"}.count(l.neutral) > 0);
+    try {
+        app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    } catch (const CLI::ParseError& e) {
+        throw Usage(e.what());
+    }
+    for (const std::string& word : app.remaining()) {
+        const std::string flag = word.substr(0, word.find('='));
+        if (!word.starts_with('-')) throw Usage(word + ": expected a flag, which starts with --");
+        unknown(flag, flag.substr(std::min(flag.find_first_not_of('-'), flag.size())), true);
+    }
+    for (const auto& [name, option] : options)
+        if (option->count() > 0) {
+            const bool alone = option->get_items_expected_min() == 0 && option->results()[0].empty();
+            const std::string text = alone ? "true" : option->results()[0];
+            line.flags[name] = {text, "flag", "--" + name + " " + text};
+        }
+    return line;
+}
+
+unsigned bit_of(const std::string& command) {
+    return 1u << (std::find(commands.begin(), commands.end(), command) - commands.begin());
+}
+
+// Later keys are checked and dropped; what this command does not use is refused.
+void check_flags(Values& flags, const std::string& command) {
+    for (const Later& l : later_keys)
+        if (const auto given = flags.find(l.name); given != flags.end()) {
+            refuse_later(l, given->second);
+            flags.erase(given);
+        }
+    Config c;
+    for (const Key& k : all_keys(c))
+        if (flags.count(k.name) && !(k.commands & bit_of(command)))
+            throw Usage("--" + std::string(k.name) + ": " + command + " does not use it");
+}
+
+// ---- values that depend on others ----
+
+bool is_shape(const std::string& name) {
+    static const std::set<std::string> names = {"family", "layers", "dim", "heads", "kv-heads", "head-dim", "ffn",
+                                                "vocab", "tied"};
+    return names.count(name) > 0;
+}
+
+std::string read_text(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) fail(path + ": not found, and a model folder needs it");
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+// The shape before any shape flag, and where it comes from.
+std::string start_shape(Config& c, const Values& values) {
+    const auto model = values.find("model");
+    if (model != values.end()) c.model = model->second.text;
+    if (c.model.empty()) {
+        c.shape = preset("gpt2-tiny");
+        return "default";
+    }
+    c.model_is_folder = std::filesystem::is_directory(c.model);
+    if (!c.model_is_folder) {
+        c.shape = preset(c.model);
+        return "default (" + c.model + ")";
+    }
+    const std::string file = (std::filesystem::path(c.model) / "config.json").string();
+    c.shape = from_hf_config(read_text(file), file);
+    return "default (" + file + ")";
+}
+
+void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
+    const auto given = [&](const char* name) { return values.count(name) > 0; };
+    if (!c.model.empty() && c.shape.family != start.family)
+        fail("--family " + c.shape.family + ": " + c.model + " is " + start.family);
+    if (given("dim") || given("heads") || given("family")) {         // what is derived from these is derived anew
+        if (!given("kv-heads")) c.shape.kv_heads = 0;
+        if (!given("head-dim")) c.shape.head_dim = 0;
+        if (!given("ffn")) c.shape.ffn = 0;
+    }
+    if (c.model_is_folder) {
+        c.seq = given("seq") ? c.seq : std::min(1024L, start.seq);
+        if (c.seq > start.seq)
+            fail("--seq " + number_text(c.seq) + ": " + c.model + " holds at most " + number_text(start.seq));
+    } else {
+        c.seq = c.shape.seq = given("seq") ? c.seq : start.seq;
+        if (c.tokenizer != "byte" && !given("vocab") && start.vocab == 257) c.shape.vocab = 0;
+    }
+    c.shape = with_defaults(c.shape);
+    ModelShape checked = c.shape;
+    if (checked.vocab == 0) checked.vocab = 1;
+    check_shape(checked);
+    if (c.command == "train" && c.tokenizer == "byte" && c.shape.vocab < 257)
+        fail("--vocab " + number_text(c.shape.vocab) + ": --tokenizer byte has 257 ids");
+}
+
+void resolve_run(Config& c, const Values& values) {
+    if (!values.count("min-lr")) c.min_lr = c.lr / 10;
+    if (c.min_lr > c.lr) fail("--min-lr " + number_text(c.min_lr) + " is larger than --lr " + number_text(c.lr));
+    const long window = c.batch * c.seq;
+    if (!values.count("tokens-per-step")) c.tokens_per_step = window;
+    if (c.tokens_per_step % window != 0)
+        fail("--tokens-per-step " + number_text(c.tokens_per_step) + " is not a multiple of --batch " +
+             number_text(c.batch) + " x --seq " + number_text(c.seq) + "; the next is " +
+             number_text((c.tokens_per_step / window + 1) * window));
+    double fraction = 0.5;
+    if (c.val.empty() || (read_number(c.val, fraction) && !(fraction > 0 && fraction < 1)))
+        fail("--val " + c.val + ": expected a path, or a fraction between 0 and 1");
+    if (c.epochs > 0 && c.steps > 0 && values.count("steps"))
+        fail("--steps " + number_text(c.steps) + " and --epochs " + number_text(c.epochs) +
+             ": give one of them, or 0 for the other");
+    if (c.epochs > 0) c.steps = 0;                     // until set_steps()
+    else set_steps(c, c.steps);
+}
+
+Config build(const std::string& command, const Values& values) {
+    Config c;
+    c.command = command;
+    const std::string shape_origin = start_shape(c, values);
+    const ModelShape start = c.shape;
+    for (const Key& k : all_keys(c)) {
+        c.origin[k.name] = is_shape(k.name) || k.name == std::string("seq") ? shape_origin : "default";
+        const auto given = values.find(k.name);
+        if (given == values.end()) continue;
+        const std::string before = text_of(k.slot);
+        assign(k, given->second);
+        c.origin[k.name] = given->second.origin;
+        if (c.model_is_folder && is_shape(k.name) && text_of(k.slot) != before)
+            fail(given->second.subject + ": " + c.model + "/config.json says " + before);
+    }
+    if (command == "doctor") return c;
+    resolve_shape(c, values, start);
+    resolve_run(c, values);
+    if (command == "generate" && !c.model_is_folder) fail("generate: needs trained weights; give --model DIR");
+    return c;
+}
+
+// ---- help ----
+
+std::string flag_line(const std::string& flag, const std::string& value, const std::string& help) {
+    std::string left = "  --" + flag + " " + value;
+    left.resize(std::max<size_t>(left.size() + 1, 32), ' ');
+    return left + help + "\n";
+}
+
+std::string help_text(const std::string& command, bool all) {
+    std::string text = "train_gpt [" + joined(commands) + "] [--flag value ...]    train is the default\n" +
+                       "Not built yet: " + joined(later_commands) + ".\n\nFlags of " + command +
+                       ", each with its default:\n";
+    Config c = command == "generate" ? Config{} : build(command, {});
+    for (const auto& [group, rows] : table(c)) {
+        std::string lines;
+        for (const Key& k : rows)
+            if ((k.commands & bit_of(command)) && (all || k.show == Show::often))
+                lines += flag_line(k.name, text_of(k.slot).empty() ? "\"\"" : text_of(k.slot),
+                                   k.help + (k.domain.words.empty() ? "" : ": " + joined(k.domain.words)));
+        if (!lines.empty()) text += "\n" + std::string(group) + "\n" + lines;
+    }
+    text += "\nother\n" + flag_line("config", "FILE", "TOML with the same names; flags win") +
+            flag_line("help", "", "this text") + flag_line("help-all", "", "every flag") + flag_line("version", "", "the version");
+    if (!all) return text;
+    text += "\nnot built yet: only the value shown is accepted\n";
+    for (const Later& l : later_keys) text += flag_line(l.name, *l.neutral ? l.neutral : "-", l.help);
+    return text;
+}
+
+}  // namespace
+
+bool Config::given(const std::string& key) const {
+    const auto found = origin.find(key);
+    return found != origin.end() && !found->second.starts_with("default");
+}
+
+ParseResult parse(int argc, const char* const* argv) {
+    try {
+        CommandLine line = read_command_line({argv + std::min(argc, 1), argv + argc});
+        if (line.version) return {{}, "baretrain 0.1.0\n"};
+        if (line.help || line.help_all) return {{}, help_text(line.command, line.help_all)};
+        check_flags(line.flags, line.command);
+        Values values;
+        if (!line.recipe.empty()) values = read_recipe(line.recipe, bit_of(line.command));
+        for (const auto& [name, given] : line.flags) values[name] = given;
+        return {build(line.command, values), ""};
+    } catch (const Usage&) {
+        throw;
+    } catch (const Error& e) {                         // a rule of shape.h
+        throw Usage(e.what());
+    }
+}
+
+std::vector<std::pair<std::string, std::string>> key_values(const Config& config) {
+    Config c = config;
+    std::vector<std::pair<std::string, std::string>> pairs;
+    for (const Key& k : all_keys(c))
+        if (k.commands & bit_of(c.command)) pairs.emplace_back(k.name, text_of(k.slot));
+    return pairs;
+}
+
+std::string to_toml(const Config& config) {
+    Config c = config;
+    std::string text = "# train_gpt " + c.command + " --config THIS_FILE\n";
+    for (const auto& [group, rows] : table(c)) {
+        text += "\n# " + std::string(group) + "\n";
+        for (const Key& k : rows) {
+            // Not known before the data is: how many ids the tokenizer has, how many steps the epochs take.
+            const std::string name = k.name, value = text_of(k.slot);
+            const bool open = (name == "vocab" && c.shape.vocab == 0) || (name == "steps" && c.epochs > 0);
+            if (open || !(k.commands & bit_of(c.command))) continue;
+            std::string line = name + " = " + value;
+            if (std::holds_alternative<std::string*>(k.slot)) {
+                std::ostringstream quoted;
+                quoted << toml::toml_formatter(toml::table{{name, value}}, toml::format_flags::none);
+                line = quoted.str();
+            }
+            line.resize(std::max<size_t>(line.size() + 1, 32), ' ');
+            text += line + "# " + c.origin[name] + "\n";
+        }
+    }
+    return text;
+}
+
+double val_fraction(const Config& c) {
+    double fraction = 0;
+    return read_number(c.val, fraction) ? fraction : 0;
+}
+
+void set_steps(Config& c, long steps) {
+    c.steps = steps;
+    if (!c.given("warmup")) c.warmup = std::min(50L, steps / 10);
+    if (c.warmup > steps && steps > 0)
+        throw Usage("--warmup " + number_text(c.warmup) + " is longer than the run: " + number_text(steps) + " steps");
+}
+
+Schedule schedule_of(const Config& c) {
+    return {c.schedule, c.lr, c.min_lr, c.warmup, c.steps, decay_steps(c.schedule, c.warmup, c.steps)};
+}
+
+}  // namespace baretrain

@@ -1,0 +1,235 @@
+// keys.h - the table behind config.h: each key with its member, domain, commands and help; values as text and back.
+// Copy with: config.h, shape.h, schedule.h, device/error.h
+// Defaults stand in struct Config. A row's slot points into the Config that the table was made for.
+#pragma once
+#include "config.h"
+#include <algorithm>
+#include <charconv>
+#include <variant>
+
+namespace baretrain::keys {
+
+inline constexpr double inf = HUGE_VAL;
+
+using Slot = std::variant<long*, double*, bool*, std::string*>;
+
+// What a value may be: an interval, or a list of words (and of words that are known but not built yet).
+struct Domain {
+    double least = -inf, most = inf;
+    bool open_below = false, open_above = false;       // the end itself is excluded
+    std::vector<std::string> words = {}, later = {};
+};
+inline const Domain any{}, not_negative{0, 1e15}, count{1, 1 << 24}, positive{0, 1e15, true};
+inline const Domain below_one{0, 1, false, true};
+
+enum : unsigned { train = 1, generate = 2, gradcheck = 4, doctor = 8 };
+enum class Show { often, seldom };
+
+struct Key {
+    const char* name;
+    Slot slot;
+    Domain domain;
+    unsigned commands;                                 // those that use it
+    Show show;                                         // in --help, or in --help-all only
+    const char* help;                                  // with its unit
+};
+
+using Table = std::vector<std::pair<const char*, std::vector<Key>>>;
+
+inline std::vector<Key> model_keys(Config& c) {
+    const unsigned all = train | generate | gradcheck, shape = train | gradcheck;
+    using enum Show;
+    return {
+        {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
+        {"family", &c.shape.family, {.words = {"gpt2", "llama"}, .later = {"qwen2", "qwen3", "mistral"}}, shape, often,
+         "kind of block"},
+        {"layers", &c.shape.layers, count, shape, often, "blocks"},
+        {"dim", &c.shape.dim, count, shape, often, "width of the residual stream"},
+        {"heads", &c.shape.heads, count, shape, often, "query heads"},
+        {"kv-heads", &c.shape.kv_heads, count, shape, seldom, "key and value heads; unset: heads"},
+        {"head-dim", &c.shape.head_dim, count, shape, seldom, "width of a head; unset: dim / heads"},
+        {"ffn", &c.shape.ffn, count, shape, seldom, "inner width; unset: 4 dim, llama 8/3 dim rounded up to 64"},
+        {"vocab", &c.shape.vocab, count, shape, seldom, "token ids; unset: the tokenizer's"},
+        {"tied", &c.shape.tied, any, shape, seldom, "use the embedding as the head"},
+        {"seq", &c.seq, count, shape, often, "tokens of a window"},
+    };
+}
+
+inline std::vector<Key> data_keys(Config& c) {
+    using enum Show;
+    return {
+        {"data", &c.data, any, train, often, "text file, folder or token shards; empty: the project's own sources"},
+        {"val", &c.val, any, train, often, "validation text, or the fraction of --data held out, between 0 and 1"},
+        {"tokenizer", &c.tokenizer, any, train | generate, often, "byte, or a tokenizer file or folder"},
+        {"batch", &c.batch, count, train | gradcheck, often, "sequences of a micro-batch"},
+        {"tokens-per-step", &c.tokens_per_step, {1, 1e15}, train, often, "tokens of an update; unset: batch x seq"},
+    };
+}
+
+inline std::vector<Key> optimizer_keys(Config& c) {
+    using enum Show;
+    return {
+        {"steps", &c.steps, not_negative, train, often, "updates"},
+        {"epochs", &c.epochs, not_negative, train, often, "passes over the data instead of --steps; 0: off"},
+        {"lr", &c.lr, positive, train, often, "peak learning rate"},
+        {"min-lr", &c.min_lr, not_negative, train, seldom, "learning rate of the last step; unset: lr / 10"},
+        {"warmup", &c.warmup, not_negative, train, often, "steps of warm-up; unset: 50, at most a tenth of the steps"},
+        {"schedule", &c.schedule, {.words = {"cosine", "linear", "wsd", "constant"}}, train, often,
+         "learning rate after warm-up; wsd decays over the last fifth"},
+        {"beta1", &c.beta1, below_one, train, seldom, "AdamW: decay of the mean"},
+        {"beta2", &c.beta2, below_one, train, seldom, "AdamW: decay of the square"},
+        {"eps", &c.eps, positive, train, seldom, "AdamW: added to the root"},
+        {"weight-decay", &c.weight_decay, not_negative, train, often, "AdamW: decay of matrices, times lr"},
+        {"clip", &c.clip, not_negative, train, often, "largest gradient norm; 0: off"},
+        {"nonfinite", &c.nonfinite, {.words = {"skip", "stop"}}, train, seldom, "at a gradient with NaN or infinity"},
+    };
+}
+
+inline std::vector<Key> run_keys(Config& c) {
+    using enum Show;
+    return {
+        {"out", &c.out, any, train, often, "run folder; empty: out/<time>"},
+        {"save-every", &c.save_every, not_negative, train, often, "steps between checkpoints; 0: only the last"},
+        {"keep", &c.keep, count, train, seldom, "checkpoints kept, the newest"},
+        {"resume", &c.resume, any, train, often, "auto, or a checkpoint or run folder"},
+        {"eval-every", &c.eval_every, not_negative, train, often, "steps between validations; 0: never"},
+        {"sample-every", &c.sample_every, not_negative, train, often, "steps between samples; 0: never"},
+        {"log-every", &c.log_every, not_negative, train, seldom, "steps between printed lines; log.jsonl has all"},
+    };
+}
+
+inline std::vector<Key> sample_keys(Config& c) {
+    const unsigned both = train | generate;
+    using enum Show;
+    return {
+        {"prompt", &c.prompt, any, both, often, "text to continue"},
+        {"tokens", &c.tokens, count, both, often, "tokens to generate"},
+        {"temperature", &c.temperature, not_negative, both, often, "divides the logits; 0: the likeliest token"},
+        {"top-k", &c.top_k, not_negative, both, often, "among the k likeliest tokens; 0: all"},
+        {"top-p", &c.top_p, {0, 1, true}, both, often, "among the likeliest tokens of this total probability"},
+    };
+}
+
+inline Table table(Config& c) {
+    const std::vector<Key> numbers = {
+        {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train | generate, Show::often, "weights, activations"},
+        {"seed", &c.seed, {0, 9e18}, train | generate | gradcheck, Show::often, "of every random number"},
+    };
+    return {{"model", model_keys(c)}, {"data", data_keys(c)}, {"optimizer", optimizer_keys(c)},
+            {"numbers", numbers}, {"run", run_keys(c)}, {"sampling", sample_keys(c)}};
+}
+
+inline std::vector<Key> all_keys(Config& c) {
+    std::vector<Key> all;
+    for (auto& [group, keys] : table(c)) all.insert(all.end(), keys.begin(), keys.end());
+    return all;
+}
+
+// Keys without code behind them yet: only this value is accepted, "" means none is.
+struct Later { const char *name, *neutral, *help; };
+inline constexpr Later later_keys[] = {
+    {"fp8", "off", "tensorwise, rowwise"},
+    {"fp8-skip-ends", "false", "keep the first and last block out of FP8"},
+    {"recompute", "none", "selective, full: activations rebuilt in the backward pass"},
+    {"master", "fp32", "none: stochastic rounding instead"},
+    {"moments", "fp32", "bf16"},
+    {"ranks", "1", "threads or GPUs of this process"},
+    {"shard", "none", "zero1, zero2, fsdp"},
+    {"replicate", "1", "replicas of the shards"},
+    {"tp", "1", "ranks that split each matrix"},
+    {"sp", "false", "split the sequence between the matrices too"},
+    {"cp", "1", "ranks that split each sequence"},
+    {"pp", "1", "pipeline stages"},
+    {"ep", "1", "ranks that split the experts"},
+    {"prefetch", "1", "units gathered ahead"},
+    {"reshard-after-forward", "true", "gather again for the backward pass"},
+    {"gather-dtype", "", "dtype of gathered weights"},
+    {"reduce-dtype", "fp32", "dtype of reduced gradients"},
+    {"check-collectives", "false", "compare every call across ranks"},
+    {"lora-rank", "0", "rank of the adapters"},
+    {"lora-alpha", "", "scale of the adapters, times rank"},
+    {"lora-targets", "", "matrices with an adapter"},
+    {"lora-dropout", "0", "probability"},
+    {"lora-variant", "lora", "rslora, dora, pissa"},
+    {"lora-plus-ratio", "1", "learning rate of B over that of A"},
+    {"lora-base", "", "nf4"},
+    {"train-on", "", "which tokens count"},
+    {"chat", "", "chat template"},
+    {"chat-date", "", "the date that templates see"},
+    {"show-batch", "false", "print one batch with its mask"},
+    {"ledger", "false", "bytes of every collective"},
+    {"trace", "0", "steps to trace"},
+    {"clock", "false", "time of every phase"},
+    {"explain", "false", "narrate the first step"},
+    {"stats", "0", "steps between tensor statistics"},
+    {"spike-z", "0", "deviations that make a loss a spike"},
+    {"replay", "", "a step to run again"},
+    {"compare", "", "KEY=a,b: two runs side by side"},
+    {"task", "", "for eval"},
+    {"json", "false", "for plan"},
+};
+
+inline const std::vector<std::string> commands = {"train", "generate", "gradcheck", "doctor"};
+inline const std::vector<std::string> later_commands = {"plan", "eval", "report", "tokenize", "dump", "export"};
+
+template <class T> std::string number_text(T value) {
+    char digits[64];
+    return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};   // the shortest that reads back equal
+}
+
+template <class T> bool read_number(const std::string& text, T& value) {
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    return error == std::errc() && stop == end && !text.empty();
+}
+
+inline std::string text_of(const Slot& slot) {
+    return std::visit([](auto* p) -> std::string {
+        using T = std::remove_pointer_t<decltype(p)>;
+        if constexpr (std::is_same_v<T, std::string>) return *p;
+        else if constexpr (std::is_same_v<T, bool>) return *p ? "true" : "false";
+        else return number_text(*p);
+    }, slot);
+}
+
+inline std::string joined(const std::vector<std::string>& words) {
+    std::string all;
+    for (const std::string& w : words) all += (all.empty() ? "" : ", ") + w;
+    return all;
+}
+
+inline std::string expected(const Key& k) {
+    const Domain& d = k.domain;
+    if (std::holds_alternative<bool*>(k.slot)) return "true or false";
+    if (std::holds_alternative<std::string*>(k.slot)) return d.words.empty() ? "a string" : "one of " + joined(d.words);
+    const std::string kind = std::holds_alternative<long*>(k.slot) ? "a whole number" : "a number";
+    return kind + (d.open_below ? " above " : " from ") + number_text(d.least) +
+           (d.most >= 1e15 ? "" : (d.open_above ? " to below " : " to ") + number_text(d.most));
+}
+
+// A value as it was given: what it says, where it came from, and how an error begins that talks about it.
+struct Given { std::string text, origin, subject; };
+using Values = std::map<std::string, Given>;
+
+inline void assign(const Key& k, const Given& g) {
+    const Domain& d = k.domain;
+    const auto inside = [&](double v) {
+        return (d.open_below ? v > d.least : v >= d.least) && (d.open_above ? v < d.most : v <= d.most);
+    };
+    const bool ok = std::visit([&](auto* p) {
+        using T = std::remove_pointer_t<decltype(p)>;
+        if constexpr (std::is_same_v<T, bool>) {
+            *p = g.text == "true";
+            return *p || g.text == "false";
+        } else if constexpr (std::is_same_v<T, std::string>) {
+            *p = g.text;
+            if (std::count(d.later.begin(), d.later.end(), g.text)) throw Usage(g.subject + ": not built yet");
+            return d.words.empty() || std::count(d.words.begin(), d.words.end(), g.text) > 0;
+        } else {
+            return read_number(g.text, *p) && inside(double(*p));
+        }
+    }, k.slot);
+    if (!ok) throw Usage(g.subject + ": expected " + expected(k));
+}
+
+}  // namespace baretrain::keys
