@@ -65,6 +65,8 @@ template <class Body> void run_grid(unsigned blocks, unsigned, size_t shared_byt
     }
 }
 
+inline std::string device_name(int) { return "CPU"; }
+
 inline int default_team() {
 #if defined(_OPENMP)
     return std::max(1, int(std::thread::hardware_concurrency()));

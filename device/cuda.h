@@ -24,6 +24,18 @@ template <class V> __device__ V* shared_memory() {
 template <class V> __device__ V* shared_memory();
 #endif
 
+// The name of a device; one line that says so when there is none.
+inline std::string device_name(int index) {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0)
+        fail(std::string("no CUDA device found (") + cudaGetErrorString(status == cudaSuccess ? cudaErrorNoDevice : status) +
+             "); this program runs on NVIDIA GPUs: on a machine without one build ./train_gpt with `make`");
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, index));
+    return properties.name;
+}
+
 inline int default_team() { return 1; }
 
 inline void* device_allocate(size_t bytes) {

@@ -34,4 +34,7 @@ template <class T> struct View {
     }
 };
 
+// A view to read, as a parameter: T is never deduced from it, so a View<T> may be passed as it is.
+template <class T> using Input = View<const std::type_identity_t<T>>;
+
 }  // namespace baretrain

@@ -1,0 +1,194 @@
+// generate.h - the model without a backward pass: evaluation, and text token by token with cached keys and values.
+// Copy with: gpt.h, state.h, dataloader.h, dataloader.cpp, tokenizer.h, tokenizer.cpp and what they name
+// The sampler takes logits on the host: temperature 0 is the likeliest token; top-k, then top-p cut the tail. The random
+// number of token i is element i of Philox (seed, Stream::sample, step): the same text on every device and layout.
+#pragma once
+#include "dataloader.h"
+#include "gpt.h"
+#include "state.h"
+#include <functional>
+#include <numeric>
+
+namespace baretrain {
+
+// hidden: (N, C), after the final norm, overwritten. All blocks share one set of activations. caches: one a block, or empty.
+template <class T>
+void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T> hidden, const RowViews& rows,
+           const std::vector<KvCache<T>>& caches = {}) {
+    Scratch s(c.scratch);
+    const auto acts = BlockActs<T>::take(s, c.shape, hidden.rows);
+    View<T> x = s.take<T>(hidden.rows, hidden.cols);
+    embed_forward(c, x, *ends, rows);
+    for (int block = 1; block <= int(c.shape.layers); ++block) {
+        auto w = weights.gather(block);
+        x = block_forward(c, *w, acts, x, rows, caches.empty() ? nullptr : &caches[size_t(block - 1)]);
+        weights.release(w);
+    }
+    norm_forward(c, hidden, s.take<Real<T>>(hidden.rows, 2), x, ends->norm);
+}
+
+// ---- evaluation -------------------------------------------------------------------------------------------------------
+// Sum of the log-probabilities of the trained targets.
+template <class T>
+double evaluate_rows(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Rows& m) {
+    const long N = long(m.tokens.size());
+    const RowViews rows = buffers.upload(c.device, m.tokens, m.targets, m.positions, m.documents, c.shape);
+    Scratch s(c.scratch);
+    const auto hidden = s.take<T>(N, c.shape.dim);
+    const auto logprobs = s.take<Real<T>>(1, N);
+    auto ends = weights.gather(0);
+    infer(c, weights, ends, hidden, rows);
+    head_logprobs(c, logprobs, ends->head, hidden, rows.targets);
+    weights.release(ends);
+    std::vector<Real<T>> host(static_cast<size_t>(N));
+    copy_bytes(c.device, host.data(), logprobs.data, host.size() * sizeof(Real<T>));
+    return std::accumulate(host.begin(), host.end(), 0.0);
+}
+
+// Mean loss over every window of the data, once: total over count, so the size of a batch does not matter.
+template <class T>
+double evaluate(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Loader& data, long batch,
+                std::function<void(long done, long total)> progress) {
+    double sum = 0;
+    long count = 0;
+    for (long first = 0; first < data.windows(); first += batch) {
+        const Rows m = data.in_order(first, batch);
+        sum += evaluate_rows(c, weights, buffers, m);
+        count += m.trained();
+        progress(first, data.windows());
+    }
+    return count ? -sum / double(count) : 0;
+}
+
+// ---- sampling ---------------------------------------------------------------------------------------------------------
+struct Sampling {
+    double temperature = 1;                            // 0: the likeliest token
+    long top_k = 0;                                    // 0, or more than there are tokens: all
+    double top_p = 1;                                  // keep the likeliest tokens until their sum reaches this
+    uint64_t seed = 0, step = 0;
+};
+
+// The token that u in (0, 1) picks. Equal logits are ordered by id.
+inline int pick(const std::vector<double>& logits, const Sampling& how, double u) {
+    std::vector<int> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
+    if (how.temperature == 0) return order[0];
+    if (how.top_k > 0 && size_t(how.top_k) < order.size()) order.resize(size_t(how.top_k));
+
+    std::vector<double> p;
+    for (int id : order) p.push_back(std::exp((logits[size_t(id)] - logits[size_t(order[0])]) / how.temperature));
+    const double all = std::accumulate(p.begin(), p.end(), 0.0);
+    double kept = 0;
+    size_t n = 0;
+    while (n < p.size() && (n == 0 || kept < how.top_p * all)) kept += p[n++];
+    double left = u * kept;
+    for (size_t i = 0; i < n; ++i)
+        if ((left -= p[i]) < 0) return order[i];
+    return order[n - 1];
+}
+
+// Writes text after a prompt; holds the caches. Memory comes from the context's arena and goes back with the generator.
+template <class T> class Generator {
+public:
+    Generator(Context<T>& c, WeightStore<T>& weights, long longest)   // longest: tokens of context that the caches hold
+        : c_(c), weights_(weights), longest_(longest), scratch_(c.scratch), rows_(c.scratch, longest) {
+        const long K = c.shape.kv_heads * c.shape.head_dim;
+        for (long l = 0; l < c.shape.layers; ++l)
+            caches_.push_back({scratch_.take<T>(longest, K), scratch_.take<T>(longest, K), 0});
+    }
+
+    // Calls use(token) for each new token until it returns false or `tokens` are written. The prompt is not empty. When the
+    // context is full it starts again from its later half.
+    void generate(std::vector<int> context, long tokens, const Sampling& how, const std::function<bool(int)>& use) {
+        require(!context.empty(), "generate: a prompt of at least one token");
+        size_t fed = 0;
+        crop(context, fed);
+        for (long i = 0; i < tokens; ++i) {
+            const std::vector<double> logits = feed({context.begin() + long(fed), context.end()}, long(fed));
+            fed = context.size();
+            const int next = pick(logits, how, uniform(philox(how.seed, Stream::sample, how.step, uint64_t(i)).v[0]));
+            if (!use(next)) return;
+            context.push_back(next);
+            crop(context, fed);
+        }
+    }
+
+    // Logits after `ids`, which follow the `length` tokens that are in the cache. Without a cache: length 0 and all ids.
+    std::vector<double> feed(const std::vector<int>& ids, long length) {
+        const int N = int(ids.size());
+        std::vector<int> positions(ids.size());
+        std::iota(positions.begin(), positions.end(), int(length));
+        for (KvCache<T>& cache : caches_) cache.length = length;
+        const RowViews rows = rows_.upload(c_.device, ids, ids, positions, {0, N}, c_.shape);
+
+        Scratch s(c_.scratch);
+        const auto hidden = s.take<T>(N, c_.shape.dim);
+        const auto logits = s.take<Real<T>>(1, c_.shape.vocab);
+        auto ends = weights_.gather(0);
+        infer(c_, weights_, ends, hidden, rows, caches_);
+        matmul<Real<T>, T>(c_.matmul, c_.device, logits, hidden.row_range(N - 1, 1), ends->head.w, {}, {.transpose_b = true});
+        weights_.release(ends);
+
+        std::vector<Real<T>> host(size_t(c_.shape.vocab));
+        copy_bytes(c_.device, host.data(), logits.data, host.size() * sizeof(Real<T>));
+        return {host.begin(), host.end()};
+    }
+private:
+    void crop(std::vector<int>& context, size_t& fed) const {
+        if (long(context.size()) <= longest_) return;
+        context.erase(context.begin(), context.end() - std::max(1L, longest_ / 2));
+        fed = 0;
+    }
+    Context<T>& c_;
+    WeightStore<T>& weights_;
+    long longest_;
+    Scratch scratch_;
+    RowBuffers rows_;
+    std::vector<KvCache<T>> caches_;
+};
+
+// Text after the prompt (without one: after <|endoftext|>), shown piece by piece; ends early at <|endoftext|>.
+template <class T>
+std::string sample(Generator<T>& generator, const Tokenizer& tokenizer, const std::string& prompt, long tokens,
+                   const Sampling& how, const std::function<void(const std::string&)>& show) {
+    std::vector<int> ids = tokenizer.encode(prompt);
+    if (ids.empty()) ids = {tokenizer.end_of_text()};
+    Utf8Stream characters;
+    std::string text;
+    const auto put = [&](const std::string& piece) { text += piece, show(piece); };
+    generator.generate(ids, tokens, how, [&](int id) {
+        if (id == tokenizer.end_of_text()) return false;
+        put(characters.push(tokenizer.decode({id})));
+        return true;
+    });
+    put(characters.finish());
+    return text;
+}
+
+// The generate command: weights of a Hugging Face folder, then text. Run once dry to know its memory.
+template <class T>
+void generate_text(const std::string& folder, const ModelShape& shape, const std::string& prompt, long tokens,
+                   const Sampling& how, const std::function<void(const std::string&)>& show) {
+    const Tokenizer tokenizer = load_tokenizer(folder);
+    const Params params(shape);
+    const long longest = std::min(shape.seq, std::max(64L, long(tokenizer.encode(prompt).size()) + tokens));
+    const auto run = [&](Arena arena) {
+        Device device{.dry = arena.dry()};
+        Matmul matmul(device);
+        WholeWeights<T> weights(arena, params);
+        const auto rope = arena.take<Real<T>>(shape.rotary() ? longest : 0, shape.head_dim);
+        fill_rope(device, rope, shape.rope_theta);
+        Context<T> context{device, matmul, arena, shape, rope};
+        Generator<T> generator(context, weights, longest);
+        if (arena.dry()) generator.feed(std::vector<int>(size_t(longest)), 0);
+        else {
+            load_model_tensors(folder, tensor_targets<T>(device, params, owned_units(params, weights), ""));
+            sample(generator, tokenizer, prompt, tokens, how, show);
+        }
+        return arena.peak();
+    };
+    run(Arena(run(Arena())));
+}
+
+}  // namespace baretrain

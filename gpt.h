@@ -1,0 +1,248 @@
+// gpt.h - the model: one block forward, one block backward, and the two ends. It does not know how it is sharded.
+// Copy with: lease.h, linear.h, kernels/ (all of it) and what they name
+// It sees N rows: a token, a target and a position each, and where documents start. What a family lacks is an empty view:
+// no bias, no learned position, no rotation; a norm without bias is an RMSNorm; `up` twice as wide as `act` is a SwiGLU.
+// N rows, C channels, H heads and Hkv key-value heads of size D, F hidden units, V tokens. Read next: train_gpt.cu.
+#pragma once
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/copy.h"
+#include "kernels/embed.h"
+#include "kernels/loss.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "lease.h"
+#include "linear.h"
+
+namespace baretrain {
+
+// ---- the rows of a micro-batch, on the device -------------------------------------------------------------------------
+struct RowViews {
+    View<const int> tokens, targets, positions;        // (1, N); target -1: ignored
+    View<const int> documents;                         // (1, documents + 1): start rows, then N
+    RunViews by_token, by_position;                    // the same rows grouped, for the gradient of the embeddings
+};
+
+// Device memory for the rows of one micro-batch; upload() overwrites what it held.
+class RowBuffers {
+public:
+    RowBuffers(Arena& arena, long max_rows) : space_(arena.take<int>(10, max_rows + 1)) {}
+    RowViews upload(Device& d, const std::vector<int>& tokens, const std::vector<int>& targets,
+                    const std::vector<int>& positions, const std::vector<int>& documents, const ModelShape& shape) {
+        const Runs token_runs(tokens, shape.vocab);
+        const Runs position_runs(positions, shape.learned_positions() ? shape.seq : long(tokens.size()));
+        next_ = 0;
+        return {put(d, tokens), put(d, targets), put(d, positions), put(d, documents), put(d, token_runs),
+                put(d, position_runs)};
+    }
+private:
+    View<const int> put(Device& d, const std::vector<int>& host) {
+        const View<int> v = space_.row_range(next_++, 1).col_range(0, long(host.size()));
+        copy_bytes(d, v.data, host.data(), host.size() * sizeof(int));
+        return v;
+    }
+    RunViews put(Device& d, const Runs& r) { return {put(d, r.rows), put(d, r.starts), put(d, r.keys)}; }
+    View<int> space_;
+    long next_ = 0;
+};
+
+// ---- what the backward pass needs of the forward pass -----------------------------------------------------------------
+template <class T> struct BlockActs {
+    View<T> norm1, qkv, att, mid, norm2, up, act, out;
+    View<Real<T>> stats1, lse, stats2;
+
+    template <class Memory> static BlockActs take(Memory& m, const ModelShape& s, long N) {
+        const long A = s.heads * s.head_dim, K = s.kv_heads * s.head_dim;
+        BlockActs a;
+        a.norm1 = m.template take<T>(N, s.dim), a.stats1 = m.template take<Real<T>>(N, 2);
+        a.qkv = m.template take<T>(N, A + 2 * K);
+        a.att = m.template take<T>(N, A), a.lse = m.template take<Real<T>>(N, s.heads);
+        a.mid = m.template take<T>(N, s.dim);
+        a.norm2 = m.template take<T>(N, s.dim), a.stats2 = m.template take<Real<T>>(N, 2);
+        a.up = m.template take<T>(N, s.gated() ? 2 * s.ffn : s.ffn);
+        a.act = m.template take<T>(N, s.ffn);
+        a.out = m.template take<T>(N, s.dim);
+        return a;
+    }
+};
+
+// Keys and values of the tokens before, for generation: (seq, Hkv * D) each, of which `length` rows are filled.
+template <class T> struct KvCache {
+    View<T> k, v;
+    long length = 0;
+};
+
+// ---- operations on the context ----------------------------------------------------------------------------------------
+// y: (N, C) and stats: (N, 2) are overwritten.
+template <class T>
+void norm_forward(Context<T>& c, View<T> y, View<Real<T>> stats, Input<T> x, const Norm<T>& n) {
+    norm_forward<T>(c.device, y, stats, x, NormWeights<T>{n.w, n.b, Real<T>(c.shape.norm_eps)});
+}
+
+// The weights of a layer, their gradients, and whether those are overwritten or added to.
+template <template <class> class Layer, class T> struct Learned {
+    const Layer<T>& w;
+    const Layer<Real<T>>& g;
+    Write write;
+};
+
+// dx: (N, C) is added to; dy: (N, C).
+template <class T>
+void norm_backward(Context<T>& c, View<T> dx, Input<T> dy, Input<T> x, Input<Real<T>> stats, Learned<Norm, T> n) {
+    norm_backward_input<T>(c.device, dx, dy, x, stats, NormWeights<T>{n.w.w, n.w.b, Real<T>(c.shape.norm_eps)});
+    Scratch s(c.scratch);
+    const auto parts = s.take<Real<T>>(2 * norm_parts(x.rows), x.cols);
+    norm_backward_weight<T>(c.device, NormGrads<T>{n.g.w, n.g.b, n.write}, dy, x, stats, parts);
+}
+
+// dx: (N, I) is overwritten. dy: (N, O), x: (N, I).
+template <class T> void linear_backward(Context<T>& c, View<T> dx, Input<T> dy, Input<T> x, Learned<Linear, T> l) {
+    linear_backward_weight(c, l.g, dy, x, l.write);
+    linear_backward_input(c, dx, dy, l.w);
+}
+
+// rope: (T, D), filled from a table made in double; nothing where it is empty.
+template <class R> void fill_rope(Device& d, View<R> rope, double theta) {
+    if (rope.empty()) return;
+    const std::vector<double> table = rope_table(rope.rows, rope.cols, theta);
+    const std::vector<R> host(table.begin(), table.end());
+    copy_bytes(d, rope.data, host.data(), host.size() * sizeof(R));
+}
+
+// Turns q and k in place; does nothing where positions are learned.
+template <class T> void rope(Context<T>& c, View<T> qkv, const RowViews& rows, Turn turn) {
+    if (c.rope.empty()) return;
+    const View<T> q_and_k = qkv.col_range(0, (c.shape.heads + c.shape.kv_heads) * c.shape.head_dim);
+    rope<T>(c.device, q_and_k, rows.positions, c.rope, turn);
+}
+
+template <class T> struct Qkv { View<T> q, k, v; };
+template <class T> Qkv<T> split(const ModelShape& s, View<T> qkv) {
+    const long A = s.heads * s.head_dim, K = s.kv_heads * s.head_dim;
+    return {qkv.col_range(0, A), qkv.col_range(A, K), qkv.col_range(A + K, K)};
+}
+template <class T> AttentionInput<T> attention_input(Context<T>& c, const Qkv<T>& x, const RowViews& rows) {
+    const long D = c.shape.head_dim;
+    return {x.q, x.k, x.v, rows.positions, rows.documents, D, Real<T>(1 / std::sqrt(double(D)))};
+}
+
+// out: (N, H * D), lse: (N, H). With a cache the new keys and values are appended to it, and all of it is attended to.
+template <class T>
+void attention_forward(Context<T>& c, const BlockActs<T>& a, const RowViews& rows, const KvCache<T>* cache) {
+    auto [q, k, v] = split(c.shape, a.qkv);
+    if (cache) {
+        copy<T, T>(c.device, cache->k.row_range(cache->length, k.rows), k);
+        copy<T, T>(c.device, cache->v.row_range(cache->length, v.rows), v);
+        k = cache->k.row_range(0, cache->length + k.rows), v = cache->v.row_range(0, cache->length + v.rows);
+    }
+    attention_forward<T>(c.device, a.att, a.lse, attention_input<T>(c, {q, k, v}, rows));
+}
+
+// dqkv: (N, (H + 2 Hkv) * D) is overwritten. datt: (N, H * D).
+template <class T>
+void attention_backward(Context<T>& c, View<T> dqkv, Input<T> datt, const BlockActs<T>& a, const RowViews& rows) {
+    const auto [dq, dk, dv] = split(c.shape, dqkv);
+    const ModelShape& m = c.shape;
+    Scratch s(c.scratch);
+    const auto scratch = s.take<Real<T>>(1, attention_scratch<T>(a.qkv.rows, m.heads, m.kv_heads, m.head_dim));
+    attention_backward<T>(c.device, AttentionGrad<T>{dq, dk, dv}, datt, a.att, a.lse,
+                          attention_input<T>(c, split(m, a.qkv), rows), scratch);
+}
+
+// ---- one block --------------------------------------------------------------------------------------------------------
+// x: (N, C), the residual stream; returns it after the block. Everything in `a` is overwritten.
+template <class T>
+View<T> block_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a, Input<T> x, const RowViews& rows,
+                      const KvCache<T>* cache = nullptr) {
+    Scratch s(c.scratch);
+    const auto branch = s.take<T>(x.rows, x.cols);
+
+    norm_forward(c, a.norm1, a.stats1, x, w.norm1);
+    linear_forward(c, a.qkv, a.norm1, w.qkv);
+    rope(c, a.qkv, rows, Turn::forward);
+    attention_forward(c, a, rows, cache);
+    linear_forward(c, branch, a.att, w.out);
+    residual<T>(c.device, a.mid, x, branch);
+
+    norm_forward(c, a.norm2, a.stats2, a.mid, w.norm2);
+    linear_forward(c, a.up, a.norm2, w.up);
+    activation_forward<T>(c.device, a.act, a.up);
+    linear_forward(c, branch, a.act, w.down);
+    residual<T>(c.device, a.out, a.mid, branch);
+    return a.out;
+}
+
+// The same lines from the bottom up. dx: (N, C), the gradient after the block, becomes the gradient before it (of x).
+template <class T>
+void block_backward(Context<T>& c, const Weights<T>& w, const Lease<Real<T>>& g, const BlockActs<T>& a, Input<T> x,
+                    View<T> dx, const RowViews& rows) {
+    Scratch s(c.scratch);
+    const auto dact = s.take<T>(x.rows, a.act.cols), dup = s.take<T>(x.rows, a.up.cols);
+    const auto dnorm = s.take<T>(x.rows, x.cols), datt = s.take<T>(x.rows, a.att.cols), dqkv = s.take<T>(x.rows, a.qkv.cols);
+
+    linear_backward(c, dact, dx, a.act, {w.down, g->down, g.write});
+    activation_backward<T>(c.device, dup, dact, a.up);
+    linear_backward(c, dnorm, dup, a.norm2, {w.up, g->up, g.write});
+    norm_backward(c, dx, dnorm, a.mid, a.stats2, {w.norm2, g->norm2, g.write});
+
+    linear_backward(c, datt, dx, a.att, {w.out, g->out, g.write});
+    attention_backward(c, dqkv, datt, a, rows);
+    rope(c, dqkv, rows, Turn::backward);
+    linear_backward(c, dnorm, dqkv, a.norm1, {w.qkv, g->qkv, g.write});
+    norm_backward(c, dx, dnorm, x, a.stats1, {w.norm1, g->norm1, g.write});
+}
+
+// ---- the two ends -----------------------------------------------------------------------------------------------------
+template <class T> void embed_forward(Context<T>& c, View<T> x, const Weights<T>& w, const RowViews& rows) {
+    embed_forward<T>(c.device, x, rows.tokens, w.wte, rows.positions, w.wpe);
+}
+
+// The last to write to the ends: a tied wte already holds the gradient of the head.
+template <class T> void embed_backward(Context<T>& c, const Lease<Real<T>>& g, Input<T> dx, const RowViews& rows) {
+    if (g.write == Write::over && !c.shape.tied) zero(c.device, g->wte);
+    embed_backward<T>(c.device, g->wte, dx, rows.by_token);
+    if (g->wpe.empty()) return;
+    if (g.write == Write::over) zero(c.device, g->wpe);
+    embed_backward<T>(c.device, g->wpe, dx, rows.by_position);
+}
+
+// The head walks the rows in chunks, so that no (N, V) buffer exists. Rows of logits begin at multiples of 64 elements.
+inline constexpr long head_chunk = 256;
+
+template <class T, class Use> void for_each_logits(Context<T>& c, const Linear<T>& head, View<const T> x, Use use) {
+    for (long first = 0; first < x.rows; first += head_chunk) {
+        const long n = std::min(head_chunk, x.rows - first), V = head.w.rows;
+        Scratch s(c.scratch);
+        const auto logits = s.take<Real<T>>(n, V, (V + 63) / 64 * 64);
+        matmul<Real<T>, T>(c.matmul, c.device, logits, x.row_range(first, n), head.w, {}, {.transpose_b = true});
+        use(first, n, logits);
+    }
+}
+
+// logprob: (1, N) of the targets, overwritten. x: (N, C), after the final norm.
+template <class T>
+void head_logprobs(Context<T>& c, View<Real<T>> logprob, const Linear<T>& head, Input<T> x, View<const int> targets) {
+    for_each_logits<T>(c, head, x, [&](long first, long n, View<Real<T>> logits) {
+        Scratch s(c.scratch);
+        const auto lse = s.take<Real<T>>(1, n);
+        logprobs_forward<Real<T>>(c.device, logprob.col_range(first, n), lse, logits, targets.col_range(first, n));
+    });
+}
+
+// Cross-entropy, forward and backward of a chunk at once, so that logits are computed once. logprob: (1, N) and dx: (N, C)
+// are overwritten, the head's gradient overwritten or added to. weight: -1 / trained tokens of the whole step.
+template <class T>
+void head_backward(Context<T>& c, View<T> dx, View<Real<T>> logprob, Input<T> x, View<const int> targets, Real<T> weight,
+                   Learned<Linear, T> head) {
+    for_each_logits<T>(c, head.w, x, [&](long first, long n, View<Real<T>> logits) {
+        Scratch s(c.scratch);
+        View<T> dlogits;
+        if constexpr (std::is_same_v<T, Real<T>>) dlogits = logits;   // in place
+        else dlogits = s.take<T>(n, logits.cols, logits.stride);
+        cross_entropy<T>(c.device, dlogits, logprob.col_range(first, n), logits, targets.col_range(first, n), weight);
+        linear_backward_input<T>(c, dx.row_range(first, n), dlogits, head.w);
+        linear_backward_weight<T>(c, head.g, dlogits, x.row_range(first, n), first == 0 ? head.write : Write::add);
+    });
+}
+
+}  // namespace baretrain

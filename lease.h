@@ -1,0 +1,113 @@
+// lease.h - whole weights and whole gradients of a unit exist between two visible calls; what lies behind is the store's.
+// Copy with: params.h and what it names
+//   auto w = weights.gather(unit);   ...   weights.release(w);      read what the optimizer last published
+//   auto g = grads.open(unit);       ...   grads.hand_over(g);      write (first micro-batch) or add (later) gradients
+// The step reads the same however the state is sharded: DDP, ZeRO and FSDP are other stores behind these four calls. A lease
+// only guards: no destructor communicates, but a lease that was not handed back is an error that names the line it came from.
+#pragma once
+#include "params.h"
+#include <exception>
+
+namespace baretrain {
+
+template <class T> class Lease {
+public:
+    Lease(const Weights<T>& views, int unit, Write write, Where taken)
+        : unit(unit), write(write), views_(views), taken_(taken) {}
+    ~Lease() noexcept(false) {
+        if (open_ && std::uncaught_exceptions() == errors_)
+            fail_at("the lease of unit " + std::to_string(unit) + " taken here was never handed back", taken_);
+    }
+    Lease(const Lease&) = delete;
+    const Weights<T>& operator*() const { return views_; }
+    const Weights<T>* operator->() const { return &views_; }
+
+    void hand_back(Where at) {
+        if (!open_) fail_at("the lease of unit " + std::to_string(unit) + " was handed back twice", at);
+        open_ = false;
+    }
+    const int unit;
+    const Write write;                                 // gradients: the first micro-batch overwrites, later ones add
+private:
+    Weights<T> views_;
+    Where taken_;
+    int errors_ = std::uncaught_exceptions();
+    bool open_ = true;
+};
+
+template <class T> class WeightStore {
+public:
+    explicit WeightStore(const Params& params) : params_(params) {}
+    virtual ~WeightStore() = default;
+    Lease<T> gather(int unit, Where at = Where::current()) {
+        return {params_.bind(unit, whole(unit)), unit, Write::over, at};
+    }
+    void release(Lease<T>& w, Where at = Where::current()) {
+        w.hand_back(at);
+        let_go(w.unit);
+    }
+    virtual View<T> owned(int unit) = 0;               // the part that this rank's optimizer updates, (1, n)
+    virtual void publish(int unit) = 0;                // the optimizer has written owned(unit)
+protected:
+    virtual View<T> whole(int unit) = 0;
+    virtual void let_go(int unit) = 0;
+    const Params& params_;
+};
+
+template <class G> class GradStore {
+public:
+    explicit GradStore(const Params& params) : params_(params), opened_(size_t(params.units()), false) {}
+    virtual ~GradStore() = default;
+    void begin_step() { opened_.assign(opened_.size(), false); }
+    Lease<G> open(int unit, Where at = Where::current()) {
+        const Write write = opened_[size_t(unit)] ? Write::add : Write::over;
+        opened_[size_t(unit)] = true;
+        return {params_.bind(unit, whole(unit)), unit, write, at};
+    }
+    void hand_over(Lease<G>& g, Where at = Where::current()) {
+        g.hand_back(at);
+        take(g.unit);
+    }
+    virtual void finish(int unit) = 0;                 // all micro-batches are in
+    virtual View<G> owned(int unit) = 0;               // the sum, where this rank's optimizer reads it, (1, n)
+protected:
+    virtual View<G> whole(int unit) = 0;
+    virtual void take(int unit) = 0;
+    const Params& params_;
+private:
+    std::vector<bool> opened_;
+};
+
+// Flat segments of every unit, one after the other.
+template <class T> std::vector<View<T>> take_units(Arena& arena, const Params& params) {
+    std::vector<View<T>> units;
+    for (int u = 0; u < params.units(); ++u) units.push_back(arena.take<T>(1, params.unit_size(u)));
+    return units;
+}
+
+// One rank holds everything: every call is a pointer.
+template <class T> class WholeWeights final : public WeightStore<T> {
+public:
+    WholeWeights(Arena& arena, const Params& params) : WeightStore<T>(params), units_(take_units<T>(arena, params)) {}
+    View<T> owned(int unit) override { return units_[size_t(unit)]; }
+    void publish(int) override {}
+protected:
+    View<T> whole(int unit) override { return units_[size_t(unit)]; }
+    void let_go(int) override {}
+private:
+    std::vector<View<T>> units_;
+};
+
+template <class G> class WholeGrads final : public GradStore<G> {
+public:
+    WholeGrads(Arena& arena, const Params& params) : GradStore<G>(params), units_(take_units<G>(arena, params)) {}
+    void finish(int) override {}
+    View<G> owned(int unit) override { return units_[size_t(unit)]; }
+protected:
+    View<G> whole(int unit) override { return units_[size_t(unit)]; }
+    void take(int) override {}
+private:
+    std::vector<View<G>> units_;
+};
+
+}  // namespace baretrain

@@ -1,0 +1,170 @@
+// params.h - the one table that describes the parameters: a row a tensor. Everything about parameters is a loop over rows.
+// Copy with: shape.h, memory.h and what they name
+// Memory, initialisation, weight decay, optimizer spans, checkpoint names and gradients are all derived from it. Names and
+// layouts are Hugging Face's own, so that files are copies. A unit is what is gathered and handed over at once: unit 0 holds
+// the two ends (embeddings, final norm, head), unit l + 1 holds block l. Each unit is one flat segment.
+#pragma once
+#include "memory.h"
+#include "shape.h"
+#include <vector>
+
+namespace baretrain {
+
+// The places of a model that a tensor can fill. Stacked tensors (q, k, v; gate, up) fill one place together.
+enum class Place {
+    wte, wpe, norm_w, norm_b, head,                                              // unit 0
+    norm1_w, norm1_b, qkv_w, qkv_b, out_w, out_b, norm2_w, norm2_b, up_w, up_b, down_w, down_b   // the blocks
+};
+
+struct Param {
+    std::string name;                                  // Hugging Face's
+    int unit;
+    Place place;
+    long rows, cols;                                   // as stored; a vector is (1, n)
+    bool transposed;                                   // a linear weight stored (in, out), as GPT-2 does
+    bool joined;                                       // follows the tensor before it without a gap: one matrix for matmul
+    double mean, std;                                  // initialisation
+    long offset = 0;                                   // of its first element in its unit
+    bool decay() const { return rows > 1; }            // matrices and embeddings; never biases or norms
+    long count() const { return rows * cols; }
+    std::vector<long> dims() const { return rows > 1 ? std::vector<long>{rows, cols} : std::vector<long>{cols}; }
+};
+
+template <class T> struct Norm { View<T> w, b; };
+template <class T> struct Linear { View<T> w, b; bool transposed = false; };
+
+// The tensors of one unit as views into its flat segment; what a unit or a family lacks is empty.
+template <class T> struct Weights {
+    View<T> wte, wpe;                                  // (V, C), (T, C)
+    Norm<T> norm;                                      // before the head
+    Linear<T> head;                                    // (V, C); tied: wte
+    Norm<T> norm1, norm2;
+    Linear<T> qkv, out, up, down;
+
+    // In the order of Place.
+    View<T>& at(Place p) {
+        View<T>* const all[] = {&wte,     &wpe,     &norm.w, &norm.b, &head.w,   &norm1.w, &norm1.b, &qkv.w, &qkv.b,
+                                &out.w,   &out.b,   &norm2.w, &norm2.b, &up.w,  &up.b,    &down.w,  &down.b};
+        return *all[int(p)];
+    }
+};
+
+// A contiguous part of a unit that AdamW treats alike.
+struct OptimizerSpan { long offset, count; bool decay; };
+
+class Params {
+public:
+    explicit Params(const ModelShape& shape);
+
+    const ModelShape& shape() const { return shape_; }
+    const std::vector<Param>& rows() const { return rows_; }
+    int units() const { return int(sizes_.size()); }
+    long unit_size(int unit) const { return sizes_[size_t(unit)]; }   // elements, padding included
+    std::vector<OptimizerSpan> spans(int unit) const;
+
+    // The views of one unit whose flat segment is `flat` (1, unit_size).
+    template <class T> Weights<T> bind(int unit, View<T> flat) const {
+        Weights<T> w;
+        for (const Param& p : rows_) {
+            if (p.unit != unit) continue;
+            View<T>& v = w.at(p.place);
+            const bool vector = p.rows == 1;
+            if (!p.joined) v = {flat.data ? flat.data + p.offset : nullptr, p.rows, p.cols};
+            else if (vector) v.cols += p.cols, v.stride += p.cols;
+            else v.rows += p.rows;
+        }
+        const bool transposed = shape_.transposed();
+        w.qkv.transposed = w.out.transposed = w.up.transposed = w.down.transposed = transposed;
+        if (shape_.tied) w.head.w = w.wte;
+        return w;
+    }
+private:
+    void add_ends();
+    void add_block(int unit);
+    void lay_out();
+    ModelShape shape_;
+    std::vector<Param> rows_;
+    std::vector<long> sizes_;
+};
+
+inline Params::Params(const ModelShape& shape) : shape_(shape) {
+    add_ends();
+    for (int l = 0; l < int(shape.layers); ++l) add_block(l + 1);
+    lay_out();
+}
+
+inline void Params::add_ends() {
+    const bool gpt2 = shape_.family == "gpt2";
+    const long C = shape_.dim, V = shape_.vocab;
+    auto add = [&](const char* name, Place place, long rows, long cols, double mean, double std) {
+        rows_.push_back({name, 0, place, rows, cols, false, false, mean, std});
+    };
+    add(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", Place::wte, V, C, 0, 0.02);
+    if (shape_.learned_positions()) add("transformer.wpe.weight", Place::wpe, shape_.seq, C, 0, 0.02);
+    add(gpt2 ? "transformer.ln_f.weight" : "model.norm.weight", Place::norm_w, 1, C, 1, 0);
+    if (shape_.layernorm()) add("transformer.ln_f.bias", Place::norm_b, 1, C, 0, 0);
+    if (!shape_.tied) add("lm_head.weight", Place::head, V, C, 0, 0.02);
+}
+
+// Residual outputs start smaller with depth, so that the sum of 2L branches starts at the size of one (GPT-2).
+inline void Params::add_block(int unit) {
+    const long C = shape_.dim, A = shape_.heads * shape_.head_dim, K = shape_.kv_heads * shape_.head_dim, F = shape_.ffn;
+    const double in = 0.02, out = 0.02 / std::sqrt(2.0 * double(shape_.layers));
+    const bool gpt2 = shape_.family == "gpt2";
+    const std::string block = (gpt2 ? "transformer.h." : "model.layers.") + std::to_string(unit - 1) + ".";
+    auto vector = [&](const char* name, Place place, long n, double mean) {
+        rows_.push_back({block + name, unit, place, 1, n, false, false, mean, 0});
+    };
+    auto matrix = [&](const char* name, Place place, long outputs, long inputs, double std, bool joined = false) {
+        rows_.push_back({block + name, unit, place, gpt2 ? inputs : outputs, gpt2 ? outputs : inputs, gpt2, joined, 0, std});
+    };
+    if (gpt2) {
+        vector("ln_1.weight", Place::norm1_w, C, 1);
+        vector("ln_1.bias", Place::norm1_b, C, 0);
+        matrix("attn.c_attn.weight", Place::qkv_w, 3 * C, C, in);
+        vector("attn.c_attn.bias", Place::qkv_b, 3 * C, 0);
+        matrix("attn.c_proj.weight", Place::out_w, C, C, out);
+        vector("attn.c_proj.bias", Place::out_b, C, 0);
+        vector("ln_2.weight", Place::norm2_w, C, 1);
+        vector("ln_2.bias", Place::norm2_b, C, 0);
+        matrix("mlp.c_fc.weight", Place::up_w, F, C, in);
+        vector("mlp.c_fc.bias", Place::up_b, F, 0);
+        matrix("mlp.c_proj.weight", Place::down_w, C, F, out);
+        vector("mlp.c_proj.bias", Place::down_b, C, 0);
+    } else {
+        vector("input_layernorm.weight", Place::norm1_w, C, 1);
+        matrix("self_attn.q_proj.weight", Place::qkv_w, A, C, in);
+        matrix("self_attn.k_proj.weight", Place::qkv_w, K, C, in, true);
+        matrix("self_attn.v_proj.weight", Place::qkv_w, K, C, in, true);
+        matrix("self_attn.o_proj.weight", Place::out_w, C, A, out);
+        vector("post_attention_layernorm.weight", Place::norm2_w, C, 1);
+        matrix("mlp.gate_proj.weight", Place::up_w, F, C, in);
+        matrix("mlp.up_proj.weight", Place::up_w, F, C, in, true);
+        matrix("mlp.down_proj.weight", Place::down_w, C, F, out);
+    }
+}
+
+// Tensors begin at multiples of 64 elements, joined ones right behind the one before; a unit's size is a multiple of 64.
+inline void Params::lay_out() {
+    auto padded = [](long n) { return (n + 63) / 64 * 64; };
+    sizes_.assign(size_t(shape_.layers) + 1, 0);
+    for (Param& p : rows_) {
+        long& end = sizes_[size_t(p.unit)];
+        p.offset = p.joined ? end : padded(end);
+        end = p.offset + p.count();
+    }
+    for (long& size : sizes_) size = padded(size);
+}
+
+// Neighbours with the same decay share a span; the padding between them is zero and stays zero.
+inline std::vector<OptimizerSpan> Params::spans(int unit) const {
+    std::vector<OptimizerSpan> spans;
+    for (const Param& p : rows_) {
+        if (p.unit != unit) continue;
+        if (spans.empty() || spans.back().decay != p.decay()) spans.push_back({p.offset, 0, p.decay()});
+        spans.back().count = p.offset + p.count() - spans.back().offset;
+    }
+    return spans;
+}
+
+}  // namespace baretrain

@@ -1,0 +1,130 @@
+// state.h - what a rank keeps from step to step: weights, gradients, master and moments; how they begin; their names in files.
+// Copy with: lease.h, kernels/adamw.h, kernels/copy.h, safetensors.h, safetensors.cpp and what they name
+// The master weight and the moments are Real<T>. For float and double the master is the weight itself; for bf16 the weights
+// are its rounded copy, made again after each update. All loops run over the rows of the parameter table.
+#pragma once
+#include "kernels/adamw.h"
+#include "kernels/copy.h"
+#include "lease.h"
+#include "safetensors.h"
+
+namespace baretrain {
+
+template <class T> constexpr const char* safetensors_dtype() {
+    if constexpr (std::is_same_v<T, double>) return "F64";
+    else if constexpr (std::is_same_v<T, bf16>) return "BF16";
+    else return "F32";
+}
+
+// The tensors of the table, as they lie in `units`, under prefix + Hugging Face name: to write, or to be filled.
+template <class T>
+std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const std::vector<View<T>>& units,
+                                         const std::string& prefix) {
+    std::vector<TensorSource> list;
+    for (const Param& p : params.rows()) {
+        const T* const from = units[size_t(p.unit)].data + p.offset;
+        const size_t bytes = size_t(p.count()) * sizeof(T);
+        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(),
+                        [&d, from, bytes](void* to) { copy_bytes(d, to, from, bytes); }});
+    }
+    return list;
+}
+template <class T>
+std::vector<TensorTarget> tensor_targets(Device& d, const Params& params, const std::vector<View<T>>& units,
+                                         const std::string& prefix) {
+    std::vector<TensorTarget> list;
+    for (const Param& p : params.rows()) {
+        T* const to = units[size_t(p.unit)].data + p.offset;
+        const size_t bytes = size_t(p.count()) * sizeof(T);
+        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(),
+                        [&d, to, bytes](const void* from) { copy_bytes(d, to, from, bytes); }});
+    }
+    return list;
+}
+
+template <class T> std::vector<View<T>> owned_units(const Params& params, WeightStore<T>& weights) {
+    std::vector<View<T>> units;
+    for (int u = 0; u < params.units(); ++u) units.push_back(weights.owned(u));
+    return units;
+}
+
+// AdamW over the spans that this rank owns: publishes weights from gradients.
+template <class T> class Optimizer {
+public:
+    using R = Real<T>;
+    Optimizer(Arena& arena, const Params& params, WeightStore<T>& weights) : params_(params), weights_(weights) {
+        if constexpr (std::is_same_v<T, R>) master_ = owned_units(params, weights);
+        else master_ = take_units<R>(arena, params);
+        m_ = take_units<R>(arena, params);
+        v_ = take_units<R>(arena, params);
+    }
+
+    // Element e of tensor i of the table is normal number e of Philox step i: the same in every layout.
+    void initialise(Device& d, uint64_t seed) {
+        uint64_t tensor = 0;
+        for (const Param& p : params_.rows()) {
+            std::vector<R> host(static_cast<size_t>(p.count()));
+            for (size_t e = 0; e < host.size(); ++e)
+                host[e] = R(p.mean + (p.std > 0 ? p.std * normal(seed, Stream::init, tensor, e) : 0));
+            copy_bytes(d, master_[size_t(p.unit)].data + p.offset, host.data(), host.size() * sizeof(R));
+            ++tensor;
+        }
+        publish_all(d);
+    }
+
+    void update(Device& d, GradStore<R>& grads, View<const StepState> step) {
+        for (int u = 0; u < params_.units(); ++u) {
+            const size_t i = size_t(u);
+            for (const OptimizerSpan& s : params_.spans(u))
+                adamw<T>(d, {weights_.owned(u).data + s.offset, master_[i].data + s.offset, m_[i].data + s.offset,
+                             v_[i].data + s.offset, grads.owned(u).data + s.offset, s.count, R(s.decay), R(1)}, step);
+            weights_.publish(u);
+        }
+    }
+
+    // Weights = master, rounded: after initialising and loading.
+    void publish_all(Device& d) {
+        for (int u = 0; u < params_.units(); ++u) {
+            const View<R> master = master_[size_t(u)];
+            const long rows = master.cols / 64;            // units are multiples of 64: as rows, so that there are blocks
+            if constexpr (!std::is_same_v<T, R>)
+                copy<T, R>(d, {weights_.owned(u).data, rows, 64}, {master.data, rows, 64});
+            weights_.publish(u);
+        }
+    }
+
+    // Everything that a resumed run needs besides the weights.
+    std::vector<TensorSource> sources(Device& d) const {
+        std::vector<TensorSource> all;
+        each_part([&](const std::string& prefix, const std::vector<View<R>>& units) {
+            for (TensorSource& t : tensor_sources<R>(d, params_, units, prefix)) all.push_back(std::move(t));
+        });
+        return all;
+    }
+    std::vector<TensorTarget> targets(Device& d) const {
+        std::vector<TensorTarget> all;
+        each_part([&](const std::string& prefix, const std::vector<View<R>>& units) {
+            for (TensorTarget& t : tensor_targets<R>(d, params_, units, prefix)) all.push_back(std::move(t));
+        });
+        return all;
+    }
+    // The master from the weights: after reading a model without optimizer state.
+    void adopt_weights(Device& d) {
+        if constexpr (!std::is_same_v<T, R>)
+            for (int u = 0; u < params_.units(); ++u) {
+                const View<R> master = master_[size_t(u)];
+                copy<R, T>(d, {master.data, master.cols / 64, 64}, {weights_.owned(u).data, master.cols / 64, 64});
+            }
+    }
+private:
+    template <class Use> void each_part(Use use) const {
+        if constexpr (!std::is_same_v<T, R>) use("master.", master_);
+        use("m.", m_);
+        use("v.", v_);
+    }
+    const Params& params_;
+    WeightStore<T>& weights_;
+    std::vector<View<R>> master_, m_, v_;
+};
+
+}  // namespace baretrain

@@ -1,0 +1,413 @@
+// train_gpt.cu - the program: setup, train_step, loop. Start here; then gpt.h, which holds the model.
+// One rank's training step stands in full view: where weights are gathered and released, where gradients are opened and
+// handed over, where the loss is scaled (once), and how the update follows. Everything it calls is one header away.
+#include "checkpoint.h"
+#include "config.h"
+#include "dataloader.h"
+#include "doctor.h"
+#include "generate.h"
+#include "gradcheck.h"
+#include "report.h"
+#include "state.h"
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <unistd.h>
+
+namespace baretrain {
+
+// ---- what a rank holds ------------------------------------------------------------------------------------------------
+template <class T> struct Trainer {
+    using R = Real<T>;
+    const Config& config;
+    const Params& params;
+    Device device;
+    Matmul matmul;
+    Arena& arena;
+    WholeWeights<T> weights;
+    WholeGrads<R> grads;
+    Optimizer<T> optimizer;
+
+    RowBuffers rows;
+    View<R> rope, logprobs, final_stats;               // (seq, D); (micro-batches, N); (N, 2)
+    View<T> embedded, final;                           // (N, C): before the first block, after the final norm
+    std::vector<BlockActs<T>> acts;
+    View<double> squares;                              // parts of the sum of squares, unit after unit
+    View<StepState> state;
+    Context<T> context;
+
+    long step = 0, position = 0, tokens = 0;           // updates made, windows read, tokens trained
+
+    Trainer(const Config& config, const Params& params, Arena& arena)
+        : config(config), params(params), device{.dry = arena.dry()}, matmul(device), arena(arena), weights(arena, params),
+          grads(arena, params), optimizer(arena, params, weights), rows(arena, micro_rows()),
+          rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
+          logprobs(arena.take<R>(micro_batches(), micro_rows())), final_stats(arena.take<R>(micro_rows(), 2)),
+          embedded(arena.take<T>(micro_rows(), config.shape.dim)), final(arena.take<T>(micro_rows(), config.shape.dim)),
+          state(arena.take<StepState>(1, 1)), context{device, matmul, arena, params.shape(), rope} {
+        for (long l = 0; l < config.shape.layers; ++l)
+            acts.push_back(BlockActs<T>::take(arena, config.shape, micro_rows()));
+        long parts = 0;
+        for (int u = 0; u < params.units(); ++u) parts += square_parts(params.unit_size(u));
+        squares = arena.take<double>(1, parts);
+        fill_rope(device, rope, config.shape.rope_theta);
+    }
+    long micro_rows() const { return config.batch * config.seq; }
+    long micro_batches() const { return config.tokens_per_step / micro_rows(); }
+    View<const T> input(int block) const { return block == 1 ? embedded : acts[size_t(block - 2)].out; }
+};
+
+// ---- one step ---------------------------------------------------------------------------------------------------------
+struct StepResult {
+    double loss, grad_norm;                            // mean over the trained tokens of the whole step; before clipping
+    long trained;
+    bool skipped;
+};
+
+// The gradient of the loss, summed over `micros`, into the gradient store. Log-probabilities go to t.logprobs.
+template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros, long trained) {
+    using R = Real<T>;
+    Context<T>& c = t.context;
+    const int blocks = int(t.params.shape().layers);
+    const R weight = trained ? R(-1.0 / double(trained)) : R(0);   // the only scaling: everything after it is a sum
+
+    t.grads.begin_step();
+    for (size_t i = 0; i < micros.size(); ++i) {
+        const Rows& m = micros[i];
+        const RowViews rows = t.rows.upload(t.device, m.tokens, m.targets, m.positions, m.documents, c.shape);
+        Scratch s(c.scratch);
+        const auto dx = s.take<T>(t.micro_rows(), c.shape.dim), dfinal = s.take<T>(t.micro_rows(), c.shape.dim);
+
+        auto ends = t.weights.gather(0);
+        View<T> x = t.embedded;
+        embed_forward(c, x, *ends, rows);
+        for (int block = 1; block <= blocks; ++block) {
+            auto w = t.weights.gather(block);
+            x = block_forward(c, *w, t.acts[size_t(block - 1)], x, rows);
+            t.weights.release(w);
+        }
+        norm_forward(c, t.final, t.final_stats, x, ends->norm);
+
+        auto dends = t.grads.open(0);
+        head_backward(c, dfinal, t.logprobs.row_range(long(i), 1), t.final, rows.targets, weight,
+                      {ends->head, dends->head, dends.write});
+        zero(t.device, dx);
+        norm_backward(c, dx, dfinal, x, t.final_stats, {ends->norm, dends->norm, dends.write});
+        for (int block = blocks; block >= 1; --block) {
+            auto w = t.weights.gather(block);
+            auto g = t.grads.open(block);
+            block_backward(c, *w, g, t.acts[size_t(block - 1)], t.input(block), dx, rows);
+            t.grads.hand_over(g);
+            t.weights.release(w);
+        }
+        embed_backward(c, dends, dx, rows);
+        t.grads.hand_over(dends);
+        t.weights.release(ends);
+    }
+    for (int unit = 0; unit < t.params.units(); ++unit) t.grads.finish(unit);
+}
+
+// One optimizer step. A step without a trained token, or with a gradient that is not finite, leaves the weights as they are.
+template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>& micros) {
+    long trained = 0;
+    for (const Rows& m : micros) trained += m.trained();
+    gradients(t, micros, trained);
+
+    long part = 0;
+    for (int unit = 0; unit < t.params.units(); ++unit) {
+        const long parts = square_parts(t.params.unit_size(unit));
+        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.grads.owned(unit));
+        part += parts;
+    }
+    const Config& c = t.config;
+    const double count = double(t.step + 1);
+    StepState now{learning_rate(schedule_of(c), t.step), c.beta1, c.beta2, c.eps, c.weight_decay,
+                  1 - std::pow(c.beta1, count), 1 - std::pow(c.beta2, count), c.clip, 0, 1, 0, int(trained > 0)};
+    copy_bytes(t.device, t.state.data, &now, sizeof now);
+    decide(t.device, t.state, t.squares);
+    t.optimizer.update(t.device, t.grads, t.state);
+
+    std::vector<Real<T>> logprobs(size_t(t.logprobs.count()));
+    copy_bytes(t.device, logprobs.data(), t.logprobs.data, logprobs.size() * sizeof(Real<T>));
+    copy_bytes(t.device, &now, t.state.data, sizeof now);
+    double sum = 0;
+    for (Real<T> l : logprobs) sum += double(l);
+    t.step += 1;
+    t.tokens += trained;
+    return {trained ? -sum / double(trained) : 0, now.norm, trained, now.skip != 0};
+}
+
+template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data) {
+    std::vector<Rows> micros;
+    for (long i = 0; i < t.micro_batches(); ++i) micros.push_back(data.rows(t.position + i * t.config.batch, t.config.batch));
+    t.position += t.micro_batches() * t.config.batch;
+    return micros;
+}
+
+// ---- files ------------------------------------------------------------------------------------------------------------
+// What must be the same when a run goes on: else its numbers would not be those of the run that never stopped.
+std::map<std::string, std::string> facts(const Config& c, const Corpus& corpus) {
+    return {{"data", corpus.hash}, {"dtype", c.dtype}, {"seq", std::to_string(c.seq)}, {"seed", std::to_string(c.seed)}};
+}
+
+template <class T> std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, const std::string& run) {
+    CheckpointParts parts;
+    parts.config_json = to_hf_config(t.params.shape(), t.config.dtype == "bf16"   ? "bfloat16"
+                                                       : t.config.dtype == "fp64" ? "float64" : "float32",
+                                     tokenizer.end_of_text());
+    parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
+    parts.state = t.optimizer.sources(t.device);
+    parts.extra_files = tokenizer.files();
+    parts.trainer = {t.step, t.position, t.tokens, uint64_t(t.config.seed), facts(t.config, corpus)};
+    return save_checkpoint(run, parts, t.config.keep);
+}
+
+template <class T> void load_weights(Trainer<T>& t, const std::string& folder) {
+    load_model_tensors(folder, tensor_targets<T>(t.device, t.params, owned_units(t.params, t.weights), ""));
+}
+
+template <class T> void resume(Trainer<T>& t, const Corpus& corpus, const std::string& checkpoint) {
+    require_complete(checkpoint);
+    const TrainerState saved = read_trainer_state(checkpoint);
+    require_same_facts(saved, facts(t.config, corpus));
+    load_weights(t, checkpoint);
+    load_tensors(checkpoint + "/state/optimizer.safetensors", t.optimizer.targets(t.device));
+    t.step = saved.step, t.position = saved.position, t.tokens = saved.tokens;
+}
+
+// ---- the run ----------------------------------------------------------------------------------------------------------
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+volatile std::sig_atomic_t interrupted = 0;            // Ctrl-C: save, then end
+
+// Where a run is to be taken up: the run folder and its checkpoint; both empty: nothing there yet.
+struct Resume { std::string run, checkpoint; };
+
+Resume find_resume(const Config& c) {
+    namespace fs = std::filesystem;
+    if (c.resume.empty()) return {};
+    if (c.resume != "auto" && fs::exists(c.resume + "/state"))
+        return {fs::path(c.resume).lexically_normal().parent_path().string(), c.resume};
+    const std::string run = c.resume != "auto" ? c.resume : c.out.empty() ? newest_run("out") : c.out;
+    if (run.empty() || !fs::exists(run)) return {};
+    const Found found = newest_checkpoint(run);
+    for (const std::string& note : found.notes) std::printf("%s\n", note.c_str());
+    if (found.folder.empty() && c.resume != "auto") fail(c.resume + ": no complete checkpoint to resume from");
+    return {found.folder.empty() ? "" : run, found.folder};
+}
+
+// Shows how far a long wait has come, at most once a second and only to a person.
+struct Progress {
+    const char* what;
+    Clock::time_point begin = Clock::now(), shown = begin;
+    void operator()(long done, long total) {
+        if (!isatty(2) || seconds_since(shown) < 1) return;
+        shown = Clock::now();
+        std::fprintf(stderr, "%s\r", progress_line(what, done, total, seconds_since(begin)).c_str());
+    }
+};
+
+// Everything the step, an evaluation and a sample will ask for, found by running them dry.
+template <class T> size_t planned_bytes(const Config& config, const Params& params) {
+    Arena arena;
+    Trainer<T> t(config, params, arena);
+    const size_t N = size_t(t.micro_rows());
+    const Rows rows{std::vector<int>(N), std::vector<int>(N), std::vector<int>(N), {0, int(N)}};
+    train_step(t, std::vector<Rows>(size_t(t.micro_batches()), rows));
+    evaluate_rows(t.context, t.weights, t.rows, rows);
+    Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
+    return arena.peak();
+}
+
+template <class T> void require_memory(const Config& config, const Params& params) {
+    const double planned = double(planned_bytes<T>(config, params)), free = double(available_memory());
+    std::printf("memory  %.1f MB planned, %.1f MB available\n", planned / 1e6, free / 1e6);
+    if (planned > free)
+        fail("not enough memory: " + std::to_string(long(planned / 1e6)) + " MB needed, " + std::to_string(long(free / 1e6)) +
+             " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
+}
+
+template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus) {
+    Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
+               {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", 1L}, {"dtype", t.config.dtype},
+               {"parameters", t.params.shape().parameters()}, {"planned_bytes", long(t.arena.peak())},
+               {"data", corpus.describe()}, {"data_hash", corpus.hash}, {"seed", t.config.seed}};
+    for (const auto& [key, value] : key_values(t.config)) f.push_back({"config." + key, value});
+    return f;
+}
+
+template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run) {
+    const Config& c = t.config;
+    const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
+    const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
+    std::printf("%s\n", log_header().c_str());
+    bool stop = false;
+    while (t.step < c.steps && !stop) {
+        const auto begin = Clock::now();
+        const StepResult r = train_step(t, next_rows(t, train));
+        const double s = seconds_since(begin);
+        StepLog log;
+        log.step = t.step, log.loss = r.loss, log.grad_norm = r.grad_norm, log.lr = learning_rate(schedule_of(c), t.step - 1);
+        log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}}, log.skipped = r.skipped;
+        if (r.skipped && c.nonfinite == "stop")
+            fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
+                 std::to_string(r.grad_norm) + " is not finite; nothing was updated or saved; try a smaller --lr");
+        run.log(log);                                  // before the save, so that a checkpoint never misses its line
+        stop = interrupted || run.stop_requested();
+        if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)
+            std::printf("saved %s\n", save(t, corpus, tokenizer, run.path()).c_str());
+        const bool evaluated = due(c.eval_every) && val.windows() > 0;
+        if (evaluated) {                               // after the save: whatever happens here, the run is on the disk
+            log.val_loss = evaluate(t.context, t.weights, t.rows, val, c.batch, Progress{"evaluating"});
+            run.log(log);
+        }
+        if (t.step == 1 || due(c.log_every) || evaluated || r.skipped) std::printf("%s\n", log_line(log, c.steps).c_str());
+        if (due(c.sample_every)) {
+            const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
+            Generator<T> generator(t.context, t.weights, c.seq);
+            const std::string text = sample(generator, tokenizer, c.prompt, c.tokens, how, [](const std::string&) {});
+            std::printf("---- sample after step %ld ----\n%s\n----\n", t.step, text.c_str());
+            run.sample(t.step, text);
+        }
+        if (evaluated || stop || t.step == c.steps || due(c.log_every)) run.write_html();
+        std::fflush(stdout);
+    }
+}
+
+template <class T> int train(Config config, const Resume& from) {
+    const auto begin = Clock::now();
+    const Tokenizer tokenizer = load_tokenizer(config.tokenizer);
+    if (config.shape.vocab == 0) config.shape.vocab = tokenizer.vocab();
+    const Params params(config.shape);
+    std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n", config.shape.family.c_str(),
+                config.shape.layers, config.shape.dim, config.shape.heads, config.shape.vocab,
+                double(config.shape.parameters()) / 1e6, config.dtype.c_str());
+    std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(), Matmul::engine().c_str());
+    require_memory<T>(config, params);
+    const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq);
+    std::printf("data    %s\n", corpus.describe().c_str());
+    const Loader windows(corpus.train, config.seq, uint64_t(config.seed));
+    if (config.epochs > 0)
+        set_steps(config, std::max(1L, long(std::ceil(config.epochs * double(windows.windows() * config.seq) / double(config.tokens_per_step)))));
+
+    Arena arena(planned_bytes<T>(config, params));
+    Trainer<T> t(config, params, arena);
+    if (!from.checkpoint.empty()) resume(t, corpus, from.checkpoint);
+    else if (config.model_is_folder) load_weights(t, config.model), t.optimizer.adopt_weights(t.device);
+    else t.optimizer.initialise(t.device, uint64_t(config.seed));
+
+    RunFolder run(config.out, from.checkpoint.empty() ? -1 : t.step);
+    run.write_config(to_toml(config));
+    run.write_run_json(run_facts(t, corpus));
+    std::printf("run     %s%s\n\n", run.path().c_str(), from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
+    std::signal(SIGINT, [](int) { interrupted = 1; });
+    loop(t, corpus, tokenizer, run);
+    std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done", t.step,
+                seconds_since(begin), run.path().c_str());
+    return 0;
+}
+
+// ---- the other commands -----------------------------------------------------------------------------------------------
+template <class T> int generate(const Config& c) {
+    std::fputs(c.prompt.c_str(), stdout);
+    const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), 0};
+    generate_text<T>(c.model, c.shape, c.prompt, c.tokens, how, [](const std::string& piece) {
+        std::fputs(piece.c_str(), stdout);
+        std::fflush(stdout);
+    });
+    return std::fputs("\n", stdout), 0;
+}
+
+// The gradients of whole small models, as the training step takes them: two unequal micro-batches, one target ignored.
+GradcheckRow gradcheck_model(const ModelShape& shape) {
+    Config config;
+    config.shape = shape, config.seq = 6, config.batch = 2, config.tokens_per_step = 24;
+    const Params params(shape);
+    Arena arena(planned_bytes<double>(config, params));
+    Trainer<double> t(config, params, arena);
+    t.optimizer.initialise(t.device, 3);
+    const Rows a{{1, 2, 3, 4, 5, 6, 10, 9, 1, 1, 0, 7}, {2, 3, 4, 5, 6, 7, 9, 1, 1, 0, 7, 3},
+                 {0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2}, {0, 6, 9, 12}};
+    Rows b = a;
+    std::reverse(b.tokens.begin(), b.tokens.end());
+    b.targets[4] = ignored;
+    return gradcheck_parameters(t.device, params, t.weights, t.grads, [&] { gradients(t, {a, b}, 23); },
+                                [&] { return -(evaluate_rows(t.context, t.weights, t.rows, a) +
+                                               evaluate_rows(t.context, t.weights, t.rows, b)) / 23; });
+}
+
+std::vector<GradcheckRow> gradcheck() {
+    std::vector<GradcheckRow> rows = gradcheck_operations();
+    for (const ModelShape& shape : gradcheck_models()) rows.push_back(gradcheck_model(shape));
+    return rows;
+}
+
+int print_gradcheck() {
+    bool good = true;
+    std::printf("%-44s %s\n", "gradient (fp64) against central differences", "worst relative error");
+    for (const GradcheckRow& row : gradcheck()) {
+        std::printf("%-44s %.1e%s\n", row.what.c_str(), row.error, row.error < gradcheck_bound ? "" : "   WRONG");
+        good = good && row.error < gradcheck_bound;
+    }
+    std::printf("%s: every error below %.0e\n", good ? "right" : "WRONG", gradcheck_bound);
+    return good ? 0 : 1;
+}
+
+int print_findings() {
+    std::string device;
+    try { device = on_gpu ? device_name(0) : ""; } catch (const Error& e) { device = e.what(); }
+    for (const Finding& f : examine({Matmul::engine(), device, default_team()})) {
+        std::printf("%-12s %s\n", f.what.c_str(), f.found.c_str());
+        if (!f.advice.empty()) std::printf("%-12s   %s\n", "", f.advice.c_str());
+    }
+    return 0;
+}
+
+// Calls use with a value of the scalar type that the name stands for.
+template <class Use> int with_type(const std::string& dtype, Use use) {
+    if (dtype == "bf16" || dtype == "BF16") return use(bf16{});
+    if (dtype == "fp64" || dtype == "F64") return use(double{});
+    if (dtype == "fp32" || dtype == "F32") return use(float{});
+    fail("dtype " + dtype + " is not built yet; only fp32, bf16 and fp64 work so far");
+}
+
+int run_command(int argc, const char* const* argv) {
+    ParseResult parsed = parse(argc, argv);
+    if (!parsed.text.empty()) return std::fputs(parsed.text.c_str(), stdout), 0;
+    Config& c = parsed.config;
+    if (c.command == "doctor") return print_findings();
+    device_name(0);                                    // a CUDA build without a device says so before anything else
+    if (c.command == "gradcheck") return print_gradcheck();
+    if (c.command == "generate")
+        return with_type(SafetensorsFile(c.model + "/model.safetensors").tensors().at(0).dtype,
+                         [&](auto type) { return generate<decltype(type)>(c); });
+
+    const Resume from = find_resume(c);
+    if (!from.run.empty() && std::none_of(argv, argv + argc, [](const std::string& a) { return a.starts_with("--config"); })) {
+        std::vector<const char*> again(argv, argv + argc);
+        const std::string recipe = from.run + "/config.toml";
+        again.insert(again.end(), {"--config", recipe.c_str()});   // the run goes on as it was, but for flags
+        c = parse(int(again.size()), again.data()).config;
+    }
+    c.out = !from.run.empty() ? from.run : c.out.empty() ? "out/" + time_name() : c.out;
+    if (c.data.empty()) c.data = std::filesystem::weakly_canonical(argv[0]).parent_path().string();   // its own sources
+    return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from); });
+}
+
+}  // namespace baretrain
+
+#ifndef BT_NO_MAIN
+int main(int argc, char** argv) {
+    try {
+        return baretrain::run_command(argc, argv);
+    } catch (const baretrain::Usage& e) {
+        std::fprintf(stderr, "train_gpt: %s\n", e.what());
+        return 2;
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "train_gpt: %s\n", e.what());
+        return 1;
+    }
+}
+#endif
