@@ -216,7 +216,9 @@ TEST_CASE("a folder gives its text files by path, without what is hidden, built 
     f.write("empty.txt", "");
     fs::create_symlink("nowhere", f.path / "dangling");
     const Corpus c = read_corpus(f.str(), "", byte, 4);
-    CHECK(c.files == std::vector<std::string>{f / "a/a.md", f / "a/z.txt", f / "b.txt", f / "utf8.txt", f / "z_cut.txt"});
+    const std::vector<std::string> expected = {f / "a/a.md", f / "a/z.txt", f / "b.txt", f / "utf8.txt",
+                                               f / "z_cut.txt"};
+    CHECK(c.files == expected);
     CHECK(read_corpus(f / "out", "", byte, 1).files == std::vector<std::string>{f / "out/x"});   // asked for by name
 }
 
