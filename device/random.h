@@ -12,10 +12,10 @@ enum class Stream : uint32_t { init = 1, shuffle = 2, sample = 3, round = 4, dro
 
 struct Bits4 { uint32_t v[4]; };
 
-BT_HD inline Bits4 philox(uint64_t seed, Stream stream, uint64_t step, uint64_t element) {
-    uint32_t c0 = uint32_t(element), c1 = uint32_t(element >> 32), c2 = uint32_t(step);
-    uint32_t c3 = uint32_t(step >> 32) ^ (uint32_t(stream) << 24);
-    uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+// The bijection itself: ten rounds on a counter of four words and a key of two.
+BT_HD inline Bits4 philox4x32(Bits4 counter, uint64_t key) {
+    auto [c0, c1, c2, c3] = counter.v;
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
     for (int round = 0; round < 10; ++round) {
         const uint64_t a = uint64_t(0xD2511F53) * c0, b = uint64_t(0xCD9E8D57) * c2;
         c0 = uint32_t(b >> 32) ^ c1 ^ k0;
@@ -26,6 +26,10 @@ BT_HD inline Bits4 philox(uint64_t seed, Stream stream, uint64_t step, uint64_t 
         k1 += 0xBB67AE85;
     }
     return {{c0, c1, c2, c3}};
+}
+BT_HD inline Bits4 philox(uint64_t seed, Stream stream, uint64_t step, uint64_t element) {
+    return philox4x32({{uint32_t(element), uint32_t(element >> 32), uint32_t(step),
+                        uint32_t(step >> 32) ^ (uint32_t(stream) << 24)}}, seed);
 }
 
 // Uniform in (0, 1), never an end: its logarithm is finite.
