@@ -24,7 +24,7 @@ template <class T> struct AttentionGrad { View<T> dq, dk, dv; };   // shapes lik
 
 // Tiles: one thread works on strips of `lanes` columns that the compiler turns into vectors; a GPU thread on one column.
 inline constexpr bool attention_one_thread = max_threads == 1;
-inline constexpr long attention_lanes = attention_one_thread ? 32 : 1;
+inline constexpr long attention_lanes = attention_one_thread ? 16 : 1;
 inline constexpr long attention_keys = attention_one_thread ? 64 : 32;
 inline constexpr long attention_queries = attention_one_thread ? 64 : 32, attention_few_queries = 8;
 inline constexpr long attention_backward_queries = attention_one_thread ? 64 : 16;    // fewer: shared memory of a GPU
@@ -38,6 +38,9 @@ BT_HD constexpr long attention_padded(long D) {
 
 // Rows of one head in global memory; rows from count on do not exist and read as zero.
 template <class T> struct HeadRows { const T* data; long stride, count, D; };
+// The maximum of no scores: finite, so that it can be subtracted from a masked score, which is -infinity.
+template <class R> inline constexpr R lowest = std::numeric_limits<R>::lowest();
+
 enum class Keep { all, finite };                       // finite: other values become 0
 
 template <class R> __device__ bool is_finite(R x) { return x > R(-INFINITY) && x < R(INFINITY); }
@@ -114,7 +117,6 @@ template <class T, long Q>
 __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInput<T> in) {
     using R = Real<T>;
     constexpr long K = attention_keys, lanes = Q < attention_lanes ? Q : attention_lanes;
-    constexpr R lowest = std::numeric_limits<R>::lowest();     // finite, so that no score - top is infinity - infinity
     const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, N = in.q.rows, tiles = (N + Q - 1) / Q;
     const long h = blockIdx.x / tiles, kv_head = h / (in.q.cols / in.k.cols), n0 = blockIdx.x % tiles * Q;
     const long count = N - n0 < Q ? N - n0 : Q, own0 = in.k.rows - N + n0, end = own0 + count;
@@ -126,7 +128,7 @@ __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInp
     stage_columns(qt, HeadRows<T>{in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D}, Q, in.scale);
     for (long i = threadIdx.x; i < P * Q; i += blockDim.x) o[i] = R(0);
     for (long l = threadIdx.x; l < Q; l += blockDim.x) {
-        top[l] = lowest, sum[l] = R(0);
+        top[l] = lowest<R>, sum[l] = R(0);
         own[l] = l < count ? int(own0 + l) : -1;
         first[l] = l < count ? int(own0 + l) - in.positions.data[n0 + l] : 0;
     }
@@ -296,6 +298,11 @@ template <class T> void attention_check(const AttentionInput<T>& in, Where at = 
     require_equal(in.positions.cols, in.q.rows, "attention: one position a query", at);
 }
 
+template <class T> void attention_check_same(View<const T> a, View<const T> b, const char* what, Where at = Where::current()) {
+    require_equal(a.rows, b.rows, what, at);
+    require_equal(a.cols, b.cols, what, at);
+}
+
 // A head that is too big for the card's shared memory is refused here, in words.
 inline void attention_check_shared([[maybe_unused]] const Device& d, [[maybe_unused]] long D, [[maybe_unused]] size_t bytes) {
 #if defined(__CUDACC__)
@@ -311,8 +318,7 @@ inline void attention_check_shared([[maybe_unused]] const Device& d, [[maybe_unu
 template <class T> void attention_forward(Device& d, View<T> out, View<Real<T>> lse, const AttentionInput<T>& in) {
     attention_check(in);
     const long D = in.head_dim, N = in.q.rows, H = in.q.cols / D;
-    require_equal(out.rows, N, "attention: rows of out and q");
-    require_equal(out.cols, in.q.cols, "attention: columns of out and q");
+    attention_check_same(View<const T>(out), in.q, "attention: shapes of out and q");
     require_equal(lse.rows, N, "attention: rows of lse and q");
     require_equal(lse.cols, H, "attention: one column of lse a query head");
     require(lse.dense(), "attention: rows of lse without gaps");
@@ -334,10 +340,11 @@ void attention_backward(Device& d, const AttentionGrad<T>& g, View<const T> dout
     attention_check(in);
     const long D = in.head_dim, N = in.q.rows, H = in.q.cols / D, Hkv = in.k.cols / D;
     require_equal(in.k.rows, N, "attention: backward needs as many keys as queries");
-    for (const auto& [a, b] : {std::pair(View<const T>(g.dq), in.q), {g.dk, in.k}, {g.dv, in.v}, {dout, in.q}, {out, in.q}}) {
-        require_equal(a.rows, b.rows, "attention: rows of a gradient (dq, dk, dv, dout) or out and of its input");
-        require_equal(a.cols, b.cols, "attention: columns of a gradient (dq, dk, dv, dout) or out and of its input");
-    }
+    attention_check_same(View<const T>(g.dq), in.q, "attention: shapes of dq and q");
+    attention_check_same(View<const T>(g.dk), in.k, "attention: shapes of dk and k");
+    attention_check_same(View<const T>(g.dv), in.v, "attention: shapes of dv and v");
+    attention_check_same(dout, in.q, "attention: shapes of dout and q");
+    attention_check_same(out, in.q, "attention: shapes of out and q");
     require_equal(lse.rows, N, "attention: rows of lse and q");
     require_equal(lse.cols, H, "attention: one column of lse a query head");
     require_equal(scratch.count(), attention_scratch<T>(N, H, Hkv, D), "attention: elements of scratch");
