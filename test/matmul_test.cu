@@ -58,8 +58,11 @@ template <class T> struct Gapped : Tensor<T> {
     void check_gaps(float gap) {
         std::vector<T> host(size_t(this->v.rows * this->v.stride));
         copy_bytes(this->d, host.data(), this->v.data, host.size() * sizeof(T));
+        long changed = 0;
         for (long r = 0; r < this->v.rows; ++r)
-            for (long c = this->v.cols; c < this->v.stride; ++c) CHECK(float(host[size_t(r * this->v.stride + c)]) == gap);
+            for (long c = this->v.cols; c < this->v.stride; ++c)
+                changed += float(host[size_t(r * this->v.stride + c)]) != gap;
+        CHECK(changed == 0);
         this->check_guard();
     }
 };
@@ -69,21 +72,26 @@ Numbers truth(const Numbers& a, const Numbers& b, long M, long N, long K, Matmul
     Numbers y(size_t(M * N), 0.0);
     for (long m = 0; m < M; ++m)
         for (long n = 0; n < N; ++n)
-            for (long k = 0; k < K; ++k)
-                y[size_t(m * N + n)] += a[size_t(o.transpose_a ? k * M + m : m * K + k)] * b[size_t(o.transpose_b ? n * K + k : k * N + n)];
+            for (long k = 0; k < K; ++k) {
+                const long at_a = o.transpose_a ? k * M + m : m * K + k, at_b = o.transpose_b ? n * K + k : k * N + n;
+                y[size_t(m * N + n)] += a[size_t(at_a)] * b[size_t(at_b)];
+            }
     return y;
 }
 
 // One rounding of a bf16 result is at most 2^-8 of it, element by element: sums are kept in float.
 template <class Out> void check_close(const Numbers& want, const Numbers& got) {
     CHECK(relative_error(want, got) < tolerance<Out>());
-    if constexpr (std::is_same_v<Out, bf16>)
-        for (size_t i = 0; i < want.size(); ++i) REQUIRE(std::fabs(want[i] - got[i]) <= std::fabs(want[i]) / 256 + 1e-5);
+    if constexpr (std::is_same_v<Out, bf16>) {
+        long far = 0;
+        for (size_t i = 0; i < want.size(); ++i) far += std::fabs(want[i] - got[i]) > std::fabs(want[i]) / 256 + 1e-5;
+        CHECK(far == 0);
+    }
 }
 
 // Every pair of sizes in every position, each with one third size.
 template <class Body> void for_each_shape(Body body) {
-    const std::vector<long> sizes = max_threads == 1 ? std::vector<long>{1, 2, 7, 33, 64, 101} : std::vector<long>{1, 7, 33, 65};
+    const std::vector<long> sizes{1, 2, 7, 33, 64, 101};
     for (size_t i = 0; i < sizes.size(); ++i)
         for (size_t j = 0; j < sizes.size(); ++j) body(sizes[i], sizes[j], sizes[(i + j) % sizes.size()]);
 }
@@ -92,12 +100,15 @@ template <class Body> void for_each_shape(Body body) {
 template <class Out, class In> void compare_with_truth() {
     for_each_engine<Out, In>([](Multiply<Out, In> multiply) {
         for_each_block_size([&](Device& d) {
+            d.team = 1;                                // thousands of tiny products: waking a team would take the time
             for_each_shape([&](long M, long N, long K) {
-                const Numbers bias = noise<In>(N, 3), before = noise<Out>(M * N, 4), an = noise<In>(M * K, 1), bn = noise<In>(K * N, 2);
+                const Numbers an = noise<In>(M * K, 1), bn = noise<In>(K * N, 2);
+                const Numbers bias = noise<In>(N, 3), before = noise<Out>(M * N, 4);
                 for (int which = 0; which < 4; ++which) {
                     MatmulOptions o{.transpose_a = which % 2 == 1, .transpose_b = which / 2 == 1};
                     INFO("M ", M, " N ", N, " K ", K, " transposed: a ", o.transpose_a, " b ", o.transpose_b);
-                    Gapped<In> a(o.transpose_a ? K : M, o.transpose_a ? M : K, an, NAN), b(o.transpose_b ? N : K, o.transpose_b ? K : N, bn, NAN);
+                    const Gapped<In> a(o.transpose_a ? K : M, o.transpose_a ? M : K, an, NAN);
+                    const Gapped<In> b(o.transpose_b ? N : K, o.transpose_b ? K : N, bn, NAN);
                     const Tensor<In> bias_row(1, N, bias);
                     const Numbers ab = truth(an, bn, M, N, K, o);
                     for (int mode = 0; mode < 3; ++mode) {          // overwrite, overwrite with bias, add
@@ -132,8 +143,27 @@ TEST_CASE("float products of every layout, with and without bias, over and added
     compare_with_truth<float, float>();
 }
 TEST_CASE("double products match a plain fp64 loop") { compare_with_truth<double, double>(); }
-TEST_CASE("bf16 products match a plain fp64 loop on the rounded inputs, rounded once") { compare_with_truth<bf16, bf16>(); }
-TEST_CASE("bf16 products kept in float match a plain fp64 loop on the rounded inputs") { compare_with_truth<float, bf16>(); }
+TEST_CASE("bf16 products match a plain fp64 loop on the rounded inputs, rounded once") {
+    compare_with_truth<bf16, bf16>();
+}
+TEST_CASE("bf16 products kept in float match a plain fp64 loop on the rounded inputs") {
+    compare_with_truth<float, bf16>();
+}
+
+TEST_CASE_TEMPLATE("a team of any size gives the right result", T, float, bf16, double) {
+    const long M = 70, N = 130, K = 501;
+    const Numbers an = noise<T>(M * K, 1), bn = noise<T>(K * N, 2), want = truth(an, bn, M, N, K, {});
+    for_each_engine<T, T>([&](Multiply<T, T> multiply) {
+        for (int team : {1, 2, 3}) {
+            Device d;
+            d.team = team;
+            const Tensor<T> a(M, K, an), b(K, N, bn);
+            Tensor<T> y(M, N);
+            multiply(d, y, a.in(), b.in(), {}, {});
+            check_close<T>(want, y.get());
+        }
+    });
+}
 
 TEST_CASE_TEMPLATE("NaN and infinity reach exactly the elements that they enter", T, float, bf16, double) {
     const long M = 7, N = 33, K = 40;
@@ -171,7 +201,7 @@ TEST_CASE("a result that was NaN before is gone when overwritten and stays when 
     });
 }
 
-TEST_CASE_TEMPLATE("a sum over nothing is the bias, or zero, or no change; an empty result is nothing", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("a sum over nothing is the bias, zero or no change; no result is no work", T, float, bf16, double) {
     Device d;
     Matmul m(d);
     const Tensor<T> bias(1, 3, {1, 2, 3});
@@ -194,7 +224,8 @@ TEST_CASE("shapes that do not fit are refused with both numbers, and nothing is 
     d.dry = true;
     Matmul m(d);
     const auto v = [](long rows, long cols) { return View<float>(nullptr, rows, cols); };
-    const auto refuses = [&](const char* what, View<float> y, View<float> a, View<float> b, View<float> bias, MatmulOptions o) {
+    using V = View<float>;
+    const auto refuses = [&](const char* what, V y, V a, V b, V bias, MatmulOptions o) {
         CHECK_THROWS_WITH_AS(matmul(m, d, y, a, b, bias, o), doctest::Contains(what), Error);
     };
     refuses("columns of op(a) and rows of op(b): 7 != 8", v(5, 6), v(5, 7), v(8, 6), {}, {});
@@ -223,7 +254,8 @@ TEST_CASE("operations are counted exactly, and the same in a dry run, which touc
     matmul(counted, real, y.v, a.v, b.v);
     matmul(counted, real, z.v, b.v, a.v, {}, {.transpose_a = true, .transpose_b = true});
     CHECK(counted.flops() == 2 * 2 * 3 * 5 * 7);
-    matmul(planned, dry, View<float>(nullptr, 100000, 100000), View<float>(nullptr, 100000, 100000), View<float>(nullptr, 100000, 100000));
+    const View<float> vast(nullptr, 100000, 100000);
+    matmul(planned, dry, vast, vast, vast);
     CHECK(planned.flops() == 2 * 3 * 5 * 7 + 2'000'000'000'000'000);
 }
 
