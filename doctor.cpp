@@ -1,0 +1,200 @@
+// doctor.cpp - body of doctor.h.
+#include "doctor.h"
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+#if !defined(BT_FLAGS)
+#define BT_FLAGS "unknown"
+#endif
+#if !defined(BT_COMMIT)
+#define BT_COMMIT "unknown"
+#endif
+
+namespace baretrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The value of the first line `key : value` (or `key value`) of a file of /proc; empty where there is none.
+std::string field(const fs::path& file, const std::string& key) {
+    std::ifstream in(file);
+    for (std::string line; std::getline(in, line);) {
+        if (line.rfind(key, 0) != 0) continue;
+        const size_t value = line.find_first_not_of(" \t:", key.size());
+        if (value != key.size()) return value == std::string::npos ? "" : line.substr(value);
+    }
+    return "";
+}
+
+std::string sysctl_text([[maybe_unused]] const char* name) {
+#if defined(__APPLE__)
+    char text[256] = "";
+    size_t size = sizeof text - 1;
+    if (sysctlbyname(name, text, &size, nullptr, 0) == 0) return text;
+#endif
+    return "";
+}
+
+// A number at the start of a file; `none` where there is no file or no number ("max").
+long number_in(const fs::path& file, long none) {
+    std::ifstream in(file);
+    unsigned long long n;
+    return in >> n && n < (1ull << 60) ? long(n) : none;
+}
+long number_of(const std::string& s) { return std::strtol(s.c_str(), nullptr, 10); }
+
+// What one control group leaves: its limit, less what it uses beyond the page cache.
+long left_in_group(const fs::path& limit, const fs::path& usage, const fs::path& stat) {
+    const long most = number_in(limit, LONG_MAX);
+    if (most == LONG_MAX) return most;
+    const long cache = number_of(field(stat, "inactive_file")) + number_of(field(stat, "active_file"));
+    return std::max(0l, most - std::max(0l, number_in(usage, 0) - cache));
+}
+
+long left_in_groups(const std::string& root) {
+    const fs::path v1 = root + "/sys/fs/cgroup/memory", v2 = root + "/sys/fs/cgroup";
+    long left = left_in_group(v1 / "memory.limit_in_bytes", v1 / "memory.usage_in_bytes", v1 / "memory.stat");
+    std::ifstream in(root + "/proc/self/cgroup");
+    std::string own;
+    for (std::string line; std::getline(in, line);)
+        if (line.rfind("0::/", 0) == 0) own = line.substr(4);
+    for (fs::path group = v2 / own;; group = group.parent_path()) {   // every group above limits it too
+        left = std::min(left, left_in_group(group / "memory.max", group / "memory.current", group / "memory.stat"));
+        if (group == v2 || group == group.parent_path()) return left;
+    }
+}
+
+std::string on_path(const std::string& program) {
+    const char* path = std::getenv("PATH");
+    std::istringstream folders(std::string(path ? path : "") + ":/usr/local/cuda/bin");
+    for (std::string folder; std::getline(folders, folder, ':');)
+        if (std::error_code e; fs::exists(fs::path(folder) / program, e)) return folder + "/" + program;
+    return "";
+}
+
+std::string gigabytes(long bytes) {
+    if (bytes == LONG_MAX || bytes == 0) return "unknown";
+    const long tenths = bytes / (1l << 30) * 10 + bytes % (1l << 30) * 10 / (1l << 30);
+    return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GiB";
+}
+
+void examine_machine(std::vector<Finding>& all, const std::string& root) {
+    const std::string vectors = vector_extensions(root);
+    const bool bf16 = vectors.find("bf16") != std::string::npos;
+    all.push_back({"CPU", cpu_model(root), ""});
+    all.push_back({"cores", std::to_string(std::max(1u, std::thread::hardware_concurrency())), ""});
+    all.push_back({"vector extensions", vectors.empty() ? "none that matter" : vectors,
+                   bf16 ? "" : "no bf16 instructions: --dtype bf16 saves memory here, not time"});
+    const long total = total_memory(root), available = available_memory(root);
+    all.push_back({"memory", gigabytes(total) + ", of which " + gigabytes(available) + " can be had", ""});
+}
+
+void examine_cpu_libraries(std::vector<Finding>& all, const Engines& engines) {
+#if defined(BT_OPENMP)
+    all.push_back({"OpenMP", "on, " + std::to_string(engines.team) + " threads a rank", ""});
+#else
+    all.push_back({"OpenMP", "off", "all cores, not one: build with g++ (on a Mac: brew install libomp), then make"});
+#endif
+    const bool onednn = engines.matmul.find("oneDNN") != std::string::npos;
+    const bool cuda = engines.matmul.find("cuBLAS") != std::string::npos;
+    all.push_back({"matrix products", engines.matmul,
+                   onednn || cuda ? "" : "products several times faster: make deps (oneDNN), then make"});
+#if defined(BT_CBLAS)
+    all.push_back({"CBLAS", onednn ? "found; oneDNN goes first" : "found", ""});
+#else
+    all.push_back({"CBLAS", "off", onednn || cuda ? "" : "faster products: make deps ALL=1 (OpenBLAS), then make"});
+#endif
+}
+
+void examine_cuda(std::vector<Finding>& all, const Engines& engines) {
+#if defined(BT_CUDA)
+    const bool none = engines.devices.empty();
+    all.push_back({"CUDA", none ? "built in, but no device" : engines.devices,
+                   none ? "the driver shows no GPU: see nvidia-smi; ./train_gpt runs on the CPU" : ""});
+#else
+    const std::string nvcc = on_path("nvcc");
+    all.push_back({"CUDA", nvcc.empty() ? "off" : "off; " + nvcc + " found",
+                   std::string("train on a GPU: ") + (nvcc.empty() ? "install the CUDA Toolkit, then " : "") + "make cuda"});
+    (void)engines;
+#endif
+#if defined(BT_NCCL)
+    all.push_back({"NCCL", "found; not used yet", ""});
+#else
+    all.push_back({"NCCL", "off", ""});
+#endif
+}
+
+// Libraries for what is still to come: named, so that nobody wonders whether they matter today.
+void examine_later(std::vector<Finding>& all) {
+    const std::string mpirun = on_path("mpirun");
+    all.push_back({"Open MPI", mpirun.empty() ? "off; not used yet" : mpirun + "; not used yet", ""});
+#if __has_include(<pcre2.h>) && __has_include(<utf8proc.h>)
+    all.push_back({"PCRE2, utf8proc", "found; not used yet", ""});
+#else
+    all.push_back({"PCRE2, utf8proc", "off; not used yet", ""});
+#endif
+}
+
+}  // namespace
+
+std::vector<Finding> examine(const Engines& engines, const std::string& root) {
+    std::vector<Finding> all = {{"commit", commit(), ""}, {"compiler", compiler(), ""}, {"flags", build_flags(), ""}};
+    examine_machine(all, root);
+    examine_cpu_libraries(all, engines);
+    examine_cuda(all, engines);
+    examine_later(all);
+    return all;
+}
+
+long total_memory(const std::string& root) {
+    long total = number_of(field(root + "/proc/meminfo", "MemTotal")) * 1024;
+#if defined(__APPLE__)
+    size_t size = sizeof total;
+    sysctlbyname("hw.memsize", &total, &size, nullptr, 0);
+#endif
+    return total ? total : LONG_MAX;
+}
+
+long available_memory(const std::string& root) {
+    const long free = number_of(field(root + "/proc/meminfo", "MemAvailable")) * 1024;
+    return std::min(free ? free : total_memory(root), left_in_groups(root));
+}
+
+std::string cpu_model(const std::string& root) {
+    for (const char* key : {"model name", "Model", "CPU implementer"})
+        if (const std::string s = field(root + "/proc/cpuinfo", key); !s.empty()) return s;
+    const std::string mac = sysctl_text("machdep.cpu.brand_string");
+    return mac.empty() ? "unknown" : mac;
+}
+
+std::string vector_extensions(const std::string& root) {
+    const std::string file = root + "/proc/cpuinfo";
+    std::istringstream flags(field(file, "flags") + " " + field(file, "Features") + " " +
+                             sysctl_text("machdep.cpu.leaf7_features"));
+    std::string all;
+    for (std::string flag; flags >> flag;) {
+        std::transform(flag.begin(), flag.end(), flag.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+        for (const char* known : {"avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"})
+            if (flag == known) all += (all.empty() ? "" : " ") + flag;
+    }
+    return all;
+}
+
+std::string compiler() {
+#if defined(__clang__)
+    return std::string("clang ") + __clang_version__;
+#else
+    return std::string("g++ ") + __VERSION__;
+#endif
+}
+std::string build_flags() { return BT_FLAGS; }
+std::string commit() { return BT_COMMIT; }
+
+}  // namespace baretrain
