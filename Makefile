@@ -153,16 +153,17 @@ build/tsan/quick build/tsan/full$(subst $() ,+,$(strip $(SUITE))): | need-doctes
 	@$(TSAN_CXX) -fsanitize=thread $^ -o $@ -pthread
 
 TESTS := $(if $(HOST_TESTS),$(BIN)/test_host) $(if $(CPU_TESTS),$(BIN)/test_kernels) $(if $(SIMT_TESTS),$(BIN)/test_simt) \
-	$(if $(SUITE),,$(if $(TSAN_CXX),$(if $(filter $(TSAN_QUICK),$(SIMT_TESTS)),build/tsan/quick)))
+	$(if $(SUITE),,$(if $(TSAN_CXX),$(if $(filter $(TSAN_QUICK),$(SIMT_TESTS)),build/tsan/quick test/simt_race.sh)))
 
 # Runs the binaries, adds up doctest's summaries; a binary that ends without one (crash, sanitizer) is one failure.
 LIMIT := $(if $(shell command -v timeout),timeout 900)
 run = @passed=0 failed=0 skipped=0; for t in $(1); do \
-	    echo "== $$t"; status=0; $(LIMIT) ./$$t > $$t.log 2>&1 || status=$$?; \
-	    set -- $$(sed -n 's/^\[doctest\] test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed *| *\([0-9]*\) skipped.*/\1 \2 \3/p' $$t.log | tail -1); \
+	    log=$(BUILD)/$$(basename $$t).log; echo "== $$t"; status=0; CXX=$(TSAN_CXX) $(LIMIT) ./$$t > $$log 2>&1 || status=$$?; \
+	    set -- $$(sed -n 's/^\[doctest\] test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed *| *\([0-9]*\) skipped.*/\1 \2 \3/p' $$log | tail -1); \
+	    case $$t in *.sh) [ $$status -ne 0 ] || set -- 1;; esac; \
 	    passed=$$((passed + $${1:-0})) failed=$$((failed + $${2:-0})) skipped=$$((skipped + $${3:-0})); \
-	    if [ $$status -ne 0 ] && [ "$${2:-0}" -eq 0 ]; then failed=$$((failed + 1)); echo "$$t ended with status $$status"; fi; \
-	    if [ $$status -ne 0 ]; then cat $$t.log; else tail -3 $$t.log | grep 'test cases'; fi; \
+	    if [ $$status -ne 0 ] && [ $${2:-0} -eq 0 ]; then failed=$$((failed + 1)); echo "$$t ended with status $$status"; fi; \
+	    if [ $$status -ne 0 ]; then cat $$log; else grep 'test cases' $$log || cat $$log; fi; \
 	done; line="$$passed passed, $$failed failed"; [ $$skipped -eq 0 ] || line="$$line, $$skipped skipped"; \
 	echo "$$line"; [ $$failed -eq 0 ] && [ $$passed -gt 0 ]
 
@@ -172,7 +173,7 @@ tests: $(if $(SUITE),,$(PROGRAM) headers) $(TESTS)
 	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
 tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
-	$(call run,$<)
+	$(call run,$< test/simt_race.sh)
 
 # Every header compiles when it is included alone.
 HEADERS := $(filter-out device/%,$(wildcard *.h kernels/*.h kernels/*/*.h comm/*.h))
