@@ -121,7 +121,7 @@ void examine_cuda(std::vector<Finding>& all, const Engines& engines) {
 #else
     const std::string nvcc = on_path("nvcc");
     all.push_back({"CUDA", nvcc.empty() ? "off" : "off; " + nvcc + " found",
-                   std::string("train on a GPU: ") + (nvcc.empty() ? "install the CUDA Toolkit, then " : "") + "make cuda"});
+                   nvcc.empty() ? "to train on a GPU: CUDA Toolkit, then make cuda" : "to train on a GPU: make cuda"});
     (void)engines;
 #endif
 #if defined(BT_NCCL)
