@@ -89,8 +89,10 @@ CommandLine read_command_line(std::vector<std::string> words) {
         words.erase(words.begin());
         if (std::count(later_commands.begin(), later_commands.end(), line.command))
             throw Usage(line.command + ": not built yet; built are " + joined(commands));
+        std::vector<std::string> known = commands;
+        known.insert(known.end(), later_commands.begin(), later_commands.end());
         if (!std::count(commands.begin(), commands.end(), line.command))
-            throw Usage(line.command + ": no such command; the nearest is " + nearest(line.command, commands));
+            throw Usage(line.command + ": no such command; the nearest is " + nearest(line.command, known));
     }
     CLI::App app;
     app.set_help_flag();
@@ -108,6 +110,9 @@ CommandLine read_command_line(std::vector<std::string> words) {
     for (const Later& l : later_keys) add(l.name, std::set<std::string>{"true", "false"}.count(l.neutral) > 0);
     try {
         app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    } catch (const CLI::ArgumentMismatch& e) {
+        const std::string what = e.what();
+        throw Usage(what.substr(0, what.find(':')) + ": expected exactly one value");
     } catch (const CLI::ParseError& e) {
         throw Usage(e.what());
     }
@@ -168,6 +173,7 @@ std::string start_shape(Config& c, const Values& values) {
     }
     c.model_is_folder = std::filesystem::is_directory(c.model);
     if (!c.model_is_folder) {
+        if (c.model.find('/') != std::string::npos) fail("--model " + c.model + ": no such folder");
         c.shape = preset(c.model);
         return "default (" + c.model + ")";
     }

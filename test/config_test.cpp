@@ -1,0 +1,293 @@
+// config_test.cpp - defaults, precedence with origins, refusals word for word, and the way through config.toml.
+#include "config.h"
+#include <doctest/doctest.h>
+#include <filesystem>
+#include <fstream>
+#include <unistd.h>
+
+using namespace baretrain;
+
+namespace {
+
+// A folder of its own for every test case, gone afterwards.
+struct Folder {
+    std::filesystem::path path = std::filesystem::temp_directory_path() / ("config_test." + std::to_string(getpid()));
+    Folder() { std::filesystem::create_directories(path); }
+    ~Folder() { std::filesystem::remove_all(path); }
+    std::string write(const std::string& name, const std::string& text) const {
+        const std::filesystem::path file = path / name;
+        std::filesystem::create_directories(file.parent_path());
+        std::ofstream(file) << text;
+        return file.string();
+    }
+};
+
+ParseResult run(std::vector<std::string> words) {
+    words.insert(words.begin(), "train_gpt");
+    std::vector<const char*> argv;
+    for (const std::string& w : words) argv.push_back(w.c_str());
+    return parse(int(argv.size()), argv.data());
+}
+
+Config config(const std::vector<std::string>& words) { return run(words).config; }
+
+std::string refusal(const std::vector<std::string>& words) {
+    try {
+        run(words);
+    } catch (const Usage& e) {
+        return e.what();
+    }
+    return "accepted";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+long flags_in(const std::string& help) {
+    long n = 0;
+    for (size_t at = help.find("\n  --"); at != std::string::npos; at = help.find("\n  --", at + 1)) ++n;
+    return n;
+}
+
+}  // namespace
+
+TEST_SUITE("config") {
+
+TEST_CASE("without flags it trains a small byte-level GPT-2") {
+    const Config c = config({});
+    CHECK(c.command == "train");
+    CHECK(c.shape == preset("gpt2-tiny"));
+    CHECK(c.shape.parameters() == 257 * 128 + 128 * 128 + 4 * (12 * 128 * 128 + 13 * 128) + 2 * 128);
+    CHECK(c.seq == 128);
+    CHECK(c.tokens_per_step == c.batch * 128);
+    CHECK(c.min_lr == c.lr / 10);
+    CHECK(c.origin.at("lr") == "default");
+    CHECK(!c.given("lr"));
+    CHECK(val_fraction(c) == 0.1);
+    CHECK(config({"train"}).shape == c.shape);
+}
+
+TEST_CASE("flags win over the recipe, the recipe over the defaults, and each value knows its origin") {
+    const Folder folder;
+    const std::string recipe = folder.write("r.toml", "lr = 0.5\n\nsteps = 70\nval = 0.25\n");
+    const Config c = config({"--config", recipe, "--lr", "0.25"});
+    CHECK(c.lr == 0.25);
+    CHECK(c.steps == 70);
+    CHECK(c.batch == 8);
+    CHECK(val_fraction(c) == 0.25);
+    CHECK(c.origin.at("lr") == "flag");
+    CHECK(c.origin.at("steps") == recipe + ":3");
+    CHECK(c.origin.at("batch") == "default");
+    CHECK(c.given("lr"));
+    CHECK(c.given("steps"));
+    CHECK(!c.given("batch"));
+    CHECK(val_fraction(config({"--val", "held.txt"})) == 0);
+}
+
+TEST_CASE("names that are unknown name the nearest") {
+    const Folder folder;
+    const std::string recipe = folder.write("r.toml", "\nwarm-up = 3\n");
+    CHECK(refusal({"--stps", "3"}) == "--stps: unknown; the nearest is --steps");
+    CHECK(refusal({"--weight_decay=3"}) == "--weight_decay: unknown; the nearest is --weight-decay");
+    CHECK(refusal({"--hel"}) == "--hel: unknown; the nearest is --help");
+    CHECK(refusal({"generat"}) == "generat: no such command; the nearest is generate");
+    CHECK(refusal({"--config", recipe}) == recipe + ":2: warm-up: unknown; the nearest is warmup");
+    CHECK(refusal({"--schedule", "cosin"}) == "--schedule cosin: expected one of cosine, linear, wsd, constant");
+    CHECK(refusal({"--model", "gpt2-350m"}) == "gpt2-350m: no such preset; the nearest is gpt2-355m");
+    CHECK(refusal({"--model", "./nowhere"}) == "--model ./nowhere: no such folder");
+    CHECK(refusal({"--lr", "1", "train"}) == "train: expected a flag, which starts with --");
+}
+
+TEST_CASE("commands and keys without code behind them are refused as not built") {
+    for (const char* name : {"plan", "eval", "report", "tokenize", "dump", "export"})
+        CHECK(refusal({name}).starts_with(std::string(name) + ": not built yet"));
+    CHECK(refusal({"--tp", "2"}) == "--tp 2: not built yet; only 1 works so far");
+    CHECK(refusal({"--tp", "1"}) == "accepted");
+    CHECK(refusal({"--explain"}) == "--explain true: not built yet; only false works so far");
+    CHECK(refusal({"--explain", "false"}) == "accepted");
+    CHECK(refusal({"--replay", "3"}) == "--replay 3: not built yet");
+    CHECK(refusal({"--family", "qwen3"}) == "--family qwen3: not built yet");
+    CHECK(refusal({"--model", "qwen2.5-0.5b"}).starts_with("qwen2.5-0.5b: not built yet"));
+    const Folder folder;
+    const std::string four = folder.write("a.toml", "ranks = 4");
+    CHECK(refusal({"--config", four}) == four + ":1: ranks = 4: not built yet; only 1 works so far");
+    CHECK(refusal({"--config", folder.write("b.toml", "ranks = 1\nshard = \"none\"\nsp = false")}) == "accepted");
+}
+
+TEST_CASE("every flag of the design is known") {
+    for (const char* name :
+         {"model", "family", "layers", "dim", "heads", "kv-heads", "head-dim", "ffn", "vocab", "seq", "tied", "data",
+            "val", "tokenizer", "batch", "tokens-per-step", "steps", "epochs", "lr", "min-lr", "warmup", "schedule",
+            "beta1", "beta2", "eps", "weight-decay", "clip", "nonfinite", "dtype", "fp8", "recompute", "master",
+            "moments", "fp8-skip-ends", "seed", "ranks", "shard", "replicate", "tp", "sp", "cp", "pp", "ep",
+            "prefetch", "reshard-after-forward", "gather-dtype", "reduce-dtype", "check-collectives", "lora-rank",
+            "lora-alpha", "lora-targets", "lora-dropout", "lora-variant", "lora-plus-ratio", "lora-base", "train-on",
+            "chat", "chat-date", "out", "save-every", "keep", "resume", "eval-every", "sample-every", "log-every",
+            "show-batch", "ledger", "trace", "clock", "explain", "stats", "spike-z", "replay", "compare", "prompt",
+            "tokens", "temperature", "top-k", "top-p"})
+        CHECK_MESSAGE(!contains(refusal({"--" + std::string(name), "?"}), "unknown"), name);
+}
+
+TEST_CASE("a value out of range is refused with what was expected, and the bound itself is not") {
+    CHECK(refusal({"--lr", "0"}) == "--lr 0: expected a number above 0");
+    CHECK(refusal({"--lr", "nan"}).starts_with("--lr nan"));
+    CHECK(refusal({"--lr", "inf"}).starts_with("--lr inf"));
+    CHECK(refusal({"--lr", "1e-3x"}).starts_with("--lr 1e-3x"));
+    CHECK(refusal({"--beta1", "1"}) == "--beta1 1: expected a number from 0 to below 1");
+    CHECK(refusal({"--beta1", "0"}) == "accepted");
+    CHECK(refusal({"--top-p", "0"}) == "--top-p 0: expected a number above 0 to 1");
+    CHECK(refusal({"--top-p", "1"}) == "accepted");
+    CHECK(refusal({"--temperature", "-0.5"}) == "--temperature -0.5: expected a number from 0");
+    CHECK(refusal({"--batch", "0"}) == "--batch 0: expected a whole number from 1 to 16777216");
+    CHECK(refusal({"--batch", "99999999999999999999"}).starts_with("--batch 9"));
+    CHECK(refusal({"--steps", "-1"}) == "--steps -1: expected a whole number from 0");
+    CHECK(refusal({"--steps", "1.5"}) == "--steps 1.5: expected a whole number from 0");
+    CHECK(refusal({"--steps", "0"}) == "accepted");
+    CHECK(refusal({"--steps"}) == "--steps: expected exactly one value");
+    CHECK(refusal({"--lr", "1", "--lr", "2"}) == "--lr: expected exactly one value");
+    CHECK(refusal({"--val", "1"}) == "--val 1: expected a path, or a fraction between 0 and 1");
+    CHECK(refusal({"--vocab", "256"}) == "--vocab 256: --tokenizer byte has 257 ids");
+    CHECK(refusal({"--vocab", "257"}) == "accepted");
+}
+
+TEST_CASE("values that contradict each other are refused") {
+    CHECK(refusal({"--warmup", "11", "--steps", "10"}) == "--warmup 11 is longer than the run: 10 steps");
+    CHECK(refusal({"--warmup", "10", "--steps", "10"}) == "accepted");
+    CHECK(config({"--steps", "10"}).warmup == 1);
+    CHECK(refusal({"--min-lr", "0.1", "--lr", "0.01"}) == "--min-lr 0.1 is larger than --lr 0.01");
+    CHECK(refusal({"--tokens-per-step", "1500"}) ==
+          "--tokens-per-step 1500 is not a multiple of --batch 8 x --seq 128; the next is 2048");
+    CHECK(config({"--tokens-per-step", "2048"}).tokens_per_step == 2048);
+    CHECK(refusal({"--heads", "5"}) == "heads 5 must divide dim 128");
+    CHECK(refusal({"--steps", "5", "--epochs", "2"}).starts_with("--steps 5 and --epochs 2"));
+    CHECK(refusal({"--model", "gpt2-124m", "--family", "llama"}) == "--family llama: gpt2-124m is gpt2");
+    CHECK(refusal({"generate"}) == "generate: needs trained weights; give --model DIR");
+    CHECK(refusal({"generate", "--lr", "1"}) == "--lr: generate does not use it");
+    CHECK(refusal({"doctor", "--steps", "1"}) == "--steps: doctor does not use it");
+}
+
+TEST_CASE("a boolean stands alone or takes true or false") {
+    CHECK(config({"--tied"}).shape.tied);
+    CHECK(config({"--tied", "true"}).shape.tied);
+    CHECK(!config({"--tied", "false"}).shape.tied);
+    CHECK(!config({"--tied=false"}).shape.tied);
+    const Config c = config({"--tied", "--steps", "60"});
+    CHECK(c.shape.tied);
+    CHECK(c.steps == 60);
+    CHECK(refusal({"--tied", "no"}) == "--tied no: expected true or false");
+}
+
+TEST_CASE("a prompt is taken as it is") {
+    for (const char* text : {"", "--steps", "[a,b]", "a = \"b\"\n# c", "-1", "caf\xc3\xa9 'x' \\n"})
+        CHECK(config({"--prompt", text}).prompt == text);
+}
+
+TEST_CASE("a recipe that is broken is refused with its file and line") {
+    const Folder folder;
+    const auto refused = [&](const std::string& text) {
+        const std::string file = folder.write("r.toml", text), message = refusal({"--config", file});
+        return message.starts_with(file) ? message.substr(file.size()) : message;
+    };
+    CHECK(refused("lr = 1e-3\nsteps = = 3\n").starts_with(":2: "));
+    CHECK(refused("steps = \"ten\"") == ":1: steps = \"ten\": expected a whole number from 0");
+    CHECK(refused("steps = 1.5") == ":1: steps = 1.5: expected a whole number from 0");
+    CHECK(refused("\nlr = true") == ":2: lr = true: expected a number above 0");
+    CHECK(refused("tied = \"true\"") == ":1: tied = \"true\": expected true or false");
+    CHECK(refused("data = 3") == ":1: data = 3: expected a string");
+    CHECK(refused("[model]\nlayers = 2").starts_with(":1: model = a table"));
+    CHECK(refused("lr = 1\nlr = 2").starts_with(":2: "));
+    CHECK(refused("lr = 1") == "accepted");            // a whole number is a number
+    CHECK(refusal({"--config", "/nowhere.toml"}) == "--config /nowhere.toml: no such file");
+}
+
+TEST_CASE("config.toml reads back to an equal configuration, with origins as comments") {
+    const Folder folder;
+    const std::vector<std::vector<std::string>> lines = {
+        {},
+        {"--family", "llama", "--dim", "64", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--tied", "false"},
+        {"--model", "gpt2-124m", "--seq", "64", "--lr", "6e-4", "--prompt", "say \"hi\"\n\ttwice", "--val", "v.txt"},
+        {"--epochs", "1.5", "--tokenizer", "t.json", "--schedule", "wsd"}};
+    for (const auto& words : lines) {
+        const Config c = config(words);
+        const Config again = config({"--config", folder.write("c.toml", to_toml(c))});
+        CHECK(key_values(again) == key_values(c));
+        CHECK(again.shape == c.shape);
+        CHECK(to_toml(again).size() > 100);
+    }
+    const std::string text = to_toml(config({"--lr", "0.5", "--model", "gpt2-124m"}));
+    CHECK(contains(text, "\nlr = 0.5                        # flag\n"));
+    CHECK(contains(text, "\nlayers = 12                     # default (gpt2-124m)\n"));
+    CHECK(contains(text, "\nclip = 1                        # default\n"));
+}
+
+TEST_CASE("shape flags change a preset, and what follows from them follows") {
+    const Config c = config({"--model", "gpt2-124m", "--dim", "384", "--heads", "6", "--layers", "2"});
+    CHECK(c.shape.head_dim == 64);
+    CHECK(c.shape.ffn == 1536);
+    CHECK(c.shape.vocab == 50257);
+    CHECK(c.shape.seq == 1024);
+    CHECK(config({"--model", "gpt2-124m", "--seq", "64"}).shape.seq == 64);
+    const Config l = config({"--family", "llama", "--dim", "64"});
+    CHECK(l.shape.ffn == 192);
+    CHECK(l.shape.head_dim == 16);
+    CHECK(config({"--tokenizer", "t.json"}).shape.vocab == 0);
+    CHECK(config({"--tokenizer", "t.json", "--vocab", "300"}).shape.vocab == 300);
+}
+
+TEST_CASE("a model folder decides the shape; flags may repeat it, not contradict it") {
+    const Folder folder;
+    ModelShape s = preset("llama-tiny");
+    s.tied = false;
+    folder.write("m/config.json", to_hf_config(s, "float32", 256));
+    const std::string dir = (folder.path / "m").string();
+    const Config c = config({"generate", "--model", dir});
+    CHECK(c.model_is_folder);
+    CHECK(c.shape == s);
+    const Config t = config({"--model", dir, "--seq", "64", "--layers", "4"});
+    CHECK(t.seq == 64);
+    CHECK(t.shape.seq == 128);
+    CHECK(refusal({"--model", dir, "--layers", "5"}) == "--layers 5: " + dir + "/config.json says 4");
+    CHECK(refusal({"--model", dir, "--tied"}) == "--tied true: " + dir + "/config.json says false");
+    CHECK(refusal({"--model", dir, "--seq", "129"}) == "--seq 129: " + dir + " holds at most 128");
+    CHECK(refusal({"--model", folder.path.string()}).starts_with(folder.path.string() + "/config.json: not found"));
+    const Config again = config({"--config", folder.write("c.toml", to_toml(t))});
+    CHECK(again.shape == t.shape);
+    CHECK(key_values(again) == key_values(t));
+}
+
+TEST_CASE("a recipe serves several commands: each takes the keys it uses") {
+    const Folder folder;
+    folder.write("m/config.json", to_hf_config(preset("gpt2-tiny"), "float32"));
+    const std::string recipe = folder.write("r.toml", "layers = 9\nlr = 1\nseed = 5\n");
+    const Config c = config({"generate", "--model", (folder.path / "m").string(), "--config", recipe});
+    CHECK(c.seed == 5);
+    CHECK(c.shape.layers == 4);
+    CHECK(config({"--config", recipe}).shape.layers == 9);
+}
+
+TEST_CASE("epochs leave the steps open until the data is known") {
+    Config c = config({"--epochs", "2"});
+    CHECK(c.steps == 0);
+    set_steps(c, 1000);
+    CHECK(c.warmup == 50);
+    CHECK(learning_rate(schedule_of(c), 999) == c.min_lr);
+    c = config({"--epochs", "2", "--warmup", "30"});
+    CHECK_THROWS_WITH_AS(set_steps(c, 20), "--warmup 30 is longer than the run: 20 steps", Usage);
+}
+
+TEST_CASE("--help shows thirty flags, --help-all every one, each with its default") {
+    const std::string help = run({"--help"}).text, all = run({"--help-all"}).text;
+    CHECK(flags_in(help) == 30 + 4);                   // and --config, --help, --help-all, --version
+    CHECK(flags_in(all) > 75);
+    CHECK(contains(help, "\n  --lr 0.001 "));
+    CHECK(!contains(help, "--tp"));
+    CHECK(contains(all, "\n  --tp 1 "));
+    CHECK(contains(all, "\n  --beta2 0.95 "));
+    CHECK(run({"-h"}).text == help);
+    CHECK(contains(run({"generate", "--help"}).text, "--top-k"));
+    CHECK(!contains(run({"generate", "--help"}).text, "--lr"));
+    CHECK(!run({"doctor", "--help"}).text.empty());
+    CHECK(run({"--version"}).text.starts_with("baretrain "));
+    CHECK(run({}).text.empty());
+}
+
+}
