@@ -32,7 +32,9 @@ public:
     Arena() = default;                                 // dry: views have shapes and no memory
     explicit Arena(size_t bytes) : buffer_(bytes), dry_(false) {}
 
-    template <class T> View<T> take(long rows, long cols) { return take<T>(rows, cols, cols); }
+    template <class T> View<T> take(long rows, long cols, Where at = Where::current()) {
+        return take<T>(rows, cols, cols, at);
+    }
     template <class T> View<T> take(long rows, long cols, long stride, Where at = Where::current()) {
         require(rows >= 0 && cols >= 0 && stride >= cols, "arena: sizes are not negative", at);
         const size_t begin = top_;
@@ -59,8 +61,12 @@ public:
     explicit Scratch(Arena& a) : arena_(a), mark_(a.top_) {}
     ~Scratch() { arena_.top_ = mark_; }
     Scratch(const Scratch&) = delete;
-    template <class T> View<T> take(long rows, long cols) { return arena_.take<T>(rows, cols); }
-    template <class T> View<T> take(long rows, long cols, long stride) { return arena_.take<T>(rows, cols, stride); }
+    template <class T> View<T> take(long rows, long cols, Where at = Where::current()) {
+        return arena_.take<T>(rows, cols, cols, at);
+    }
+    template <class T> View<T> take(long rows, long cols, long stride, Where at = Where::current()) {
+        return arena_.take<T>(rows, cols, stride, at);
+    }
 private:
     Arena& arena_;
     size_t mark_;

@@ -1,6 +1,6 @@
 // math.h - exp and tanh that vectorise and let NaN and infinity through, for float and double.
 // Copy with: device.h
-// g++ calls no vector expf unless finite-math-only is on, which would hide NaN; so CPU builds bring their own float exp:
+// g++ calls no vector expf unless finite-math-only is on, which would hide NaN; so CPU builds bring their own exp:
 // exp(x) = 2^n * p(r), n = round(x / ln 2), r = x - n ln 2, p of degree 6; relative error below 4e-7 between -87.33 and
 // 88.37. Below it is 0, above infinity.
 #pragma once
