@@ -15,7 +15,7 @@ __global__ void span_kernel(double* ends, long n) {
     const auto [begin, end] = block_span(n);
     if (threadIdx.x == 0) ends[2 * blockIdx.x] = double(begin), ends[2 * blockIdx.x + 1] = double(end);
 }
-// One row a block: y gets the sum and the maximum as every thread sees them.
+// One row a block: the sum and the maximum as every thread sees them. Two sums in a row share their shared memory.
 template <class V> __global__ void block_kernel(V* sums, V* tops, const V* x, long C) {
     V sum = 0, top = V(-INFINITY);
     for (long c = threadIdx.x; c < C; c += blockDim.x) {
@@ -23,7 +23,8 @@ template <class V> __global__ void block_kernel(V* sums, V* tops, const V* x, lo
         sum += v;
         top = Max()(v, top);
     }
-    sums[blockIdx.x * blockDim.x + threadIdx.x] = block_sum(sum);
+    const V once = block_sum(sum), twice = block_sum(sum + sum);
+    sums[blockIdx.x * blockDim.x + threadIdx.x] = twice == once + once ? once : V(NAN);
     tops[blockIdx.x * blockDim.x + threadIdx.x] = block_max(top);
 }
 __global__ void exp_kernel(float* y, const float* x, long n) {
