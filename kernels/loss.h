@@ -2,7 +2,7 @@
 // Copy with: device.h and what it names
 //   logprob[n] = z[target] - lse,  lse = max + log(sum exp(z - max));   d logprob / dz = onehot(target) - softmax(z)
 // Rows with target -1 are ignored: logprob 0 and a gradient of exactly 0. Logits are Real<T>; their gradient is T.
-// Cross-entropy is the fused form: loss = -sum of logprobs / trained tokens, so its weight a row is -1 / trained tokens.
+// Cross-entropy is the fused form: loss = -sum of logprobs / trained tokens: its weight a row is -1 / trained tokens.
 #pragma once
 #include "device.h"
 
@@ -12,7 +12,8 @@ inline constexpr int ignored = -1;                     // a target that trains n
 
 template <class R> __device__ R row_logsumexp(const R* z, long V) {
     R top = -INFINITY, sum = 0;
-    for (long v = threadIdx.x; v < V; v += blockDim.x) top = z[v] > top || z[v] != z[v] ? z[v] : top;
+    BT_VECTOR_MAX(top)
+    for (long v = threadIdx.x; v < V; v += blockDim.x) top = z[v] > top ? z[v] : top;   // a NaN shows in the sum
     top = block_max(top);
     for (long v = threadIdx.x; v < V; v += blockDim.x) sum += fast_exp(z[v] - top);
     return top + log(block_sum(sum));
@@ -74,18 +75,20 @@ void logprobs_backward(Device& d, View<T> dlogits, View<const Real<T>> logits, V
                        View<const int> targets, View<const Real<T>> weights) {
     require_equal(dlogits.cols, logits.cols, "logprobs: classes of dlogits and logits");
     require_equal(weights.cols, logits.rows, "logprobs: one weight a row");
-    launch(d, {logits.rows}, logprobs_backward_kernel<T>, LogitGrad<T>{dlogits.data, dlogits.stride}, logits.data, lse.data,
-           targets.data, weights.data, logits.cols, logits.stride);
+    const LogitGrad<T> g{dlogits.data, dlogits.stride};
+    launch(d, {logits.rows}, logprobs_backward_kernel<T>, g, logits.data, lse.data, targets.data, weights.data,
+           logits.cols, logits.stride);
 }
 
 // Both at once, with one weight for all rows. logprob: (1, N) and dlogits: (N, V) are overwritten.
 template <class T>
-void cross_entropy(Device& d, View<T> dlogits, View<Real<T>> logprob, View<const Real<T>> logits, View<const int> targets,
-                   Real<T> weight) {
+void cross_entropy(Device& d, View<T> dlogits, View<Real<T>> logprob, View<const Real<T>> logits,
+                   View<const int> targets, Real<T> weight) {
     require_equal(targets.cols, logits.rows, "cross_entropy: one target a row");
     require_equal(dlogits.cols, logits.cols, "cross_entropy: classes of dlogits and logits");
-    launch(d, {logits.rows}, cross_entropy_kernel<T>, LogitGrad<T>{dlogits.data, dlogits.stride}, logprob.data, logits.data,
-           targets.data, weight, logits.cols, logits.stride);
+    const LogitGrad<T> g{dlogits.data, dlogits.stride};
+    launch(d, {logits.rows}, cross_entropy_kernel<T>, g, logprob.data, logits.data, targets.data, weight, logits.cols,
+           logits.stride);
 }
 
 }  // namespace baretrain
