@@ -1,8 +1,9 @@
 // activation.h - what stands between the two matrices of the feed-forward layer, and the residual sum.
 // Copy with: device.h and what it names
-//   GELU (Hendrycks, Gimpel 2016; tanh form)  y = x/2 * (1 + tanh(u)) = x * sigmoid(2u),  u = sqrt(2/pi) (x + 0.044715 x^3)
-//   SwiGLU (Shazeer 2020)                     y = gate * sigmoid(gate) * up
-// Which one follows from the widths: `in` as wide as y is GELU; twice as wide is SwiGLU, gate in the left half, up right.
+//   GELU (Hendrycks, Gimpel 2016)  y = x/2 * (1 + tanh(u)) = x * sigmoid(2u),  u = sqrt(2/pi) (x + 0.044715 x^3)
+//   SwiGLU (Shazeer 2020)          y = gate * sigmoid(gate) * up
+// Which one follows from the widths: `in` as wide as y is GELU; twice as wide is SwiGLU, gate in the left half, up in
+// the right.
 #pragma once
 #include "device.h"
 

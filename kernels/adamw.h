@@ -1,8 +1,9 @@
 // adamw.h - AdamW (Loshchilov, Hutter 2019), and the one device struct that holds what changes from step to step.
 // Copy with: device.h and what it names
-//   m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2,  w -= lr * ( (m / c1) / (sqrt(v / c2) + eps) + decay * w ),  ci = 1 - bi^t
-// The clip scale multiplies g here, so clipping costs no pass of its own. The update runs on the master weight (Real<T>);
-// the weight that the model multiplies by is its rounded copy.
+//   m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2,  ci = 1 - bi^t
+//   w -= lr * ( (m / c1) / (sqrt(v / c2) + eps) + decay * w )
+// The clip scale multiplies g here, so clipping costs no pass of its own. The update runs on the master weight
+// (Real<T>); the weight that the model multiplies by is its rounded copy.
 #pragma once
 #include "device.h"
 
@@ -12,8 +13,8 @@ struct StepState {
     double lr, beta1, beta2, eps, decay;               // of this step
     double correct1, correct2;                         // 1 - beta^t, t = updates so far + 1
     double max_norm;                                   // clip the gradient to this norm; 0: never
-    double norm, scale;                                // filled by decide(): norm before clipping, factor for the gradient
-    int skip;                                          // filled by decide(): 1 where the norm is not finite, or trained is 0
+    double norm, scale;                                // by decide(): norm before clipping, factor for the gradient
+    int skip;                                          // by decide(): 1 if the norm is not finite or trained is 0
     int trained;                                       // trained tokens of the step; 0: weights and moments stay put
 };
 

@@ -1,14 +1,14 @@
 // embed.h - token and position embedding: x[n] = wte[token[n]] + wpe[position[n]], and its gradient.
 // Copy with: device.h and what it names
-// The gradient of a row of wte is the sum over the places where its token stands. The host lists those places token by token
-// (Runs); a block owns one token and adds in the order of the rows: no atomics, the same bits every time.
+// The gradient of a row of wte is the sum over the places where its token stands. The host lists those places token by
+// token (Runs); a block owns one token and adds in the order of the rows: no atomics, the same bits every time.
 #pragma once
 #include "device.h"
 #include <vector>
 
 namespace baretrain {
 
-// Rows 0 .. N-1 grouped by key: run r is rows[starts[r]] .. rows[starts[r+1] - 1], all with key keys[r], rows ascending.
+// Rows 0 .. N-1 grouped by key: run r is rows[starts[r]] .. rows[starts[r+1] - 1], all with key keys[r], ascending.
 struct Runs {
     std::vector<int> rows, starts, keys;
     Runs() = default;
@@ -26,7 +26,8 @@ struct Runs {
 struct RunViews { View<const int> rows, starts, keys; };   // the same on the device; starts: (1, runs + 1)
 
 template <class T>
-__global__ void embed_forward_kernel(T* x, const int* tokens, const T* wte, const int* positions, const T* wpe, long C) {
+__global__ void embed_forward_kernel(T* x, const int* tokens, const T* wte, const int* positions, const T* wpe,
+                                     long C) {
     using R = Real<T>;
     const T* const token = wte + long(tokens[blockIdx.x]) * C;
     x += blockIdx.x * C;
@@ -39,7 +40,8 @@ __global__ void embed_forward_kernel(T* x, const int* tokens, const T* wte, cons
 }
 
 template <class T>
-__global__ void embed_backward_kernel(Real<T>* dw, const T* dx, const int* rows, const int* starts, const int* keys, long C) {
+__global__ void embed_backward_kernel(Real<T>* dw, const T* dx, const int* rows, const int* starts, const int* keys,
+                                      long C) {
     const long begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
     dw += long(keys[blockIdx.x]) * C;
     for (long i = begin; i < end; ++i) {

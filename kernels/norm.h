@@ -2,8 +2,9 @@
 // Copy with: kernels/reduce.h, device.h and what they name
 //   RMSNorm    y = x * rstd * w                  rstd = 1 / sqrt(mean(x^2) + eps)
 //   LayerNorm  y = (x - mean) * rstd * w + b     rstd = 1 / sqrt(mean((x - mean)^2) + eps)
-// A norm without a bias is an RMSNorm. N rows (tokens), C columns (channels). Statistics are Real<T>: float, or double for
-// double. Weight gradients go in two ordered stages: parts of 32 rows, then the parts; no atomics, the same bits every time.
+// A norm without a bias is an RMSNorm. N rows (tokens), C columns (channels). Statistics are Real<T>: float, or double
+// for double. Weight gradients go in two ordered stages: parts of 32 rows, then the parts; no atomics, the same bits
+// every time.
 #pragma once
 #include "kernels/reduce.h"
 
@@ -35,7 +36,8 @@ __global__ void norm_forward_kernel(T* y, Real<T>* stats, const T* x, const T* w
     if (threadIdx.x == 0) stats[0] = mean, stats[1] = rstd;
 }
 
-// With xhat = (x - mean) * rstd and g = w * dy:  dx += rstd * (g - xhat * mean(g * xhat) - mean(g)), the last for LayerNorm.
+// With xhat = (x - mean) * rstd and g = w * dy:  dx += rstd * (g - xhat * mean(g * xhat) - mean(g)); RMSNorm has no
+// mean(g).
 template <class T>
 __global__ void norm_backward_kernel(T* dx, const T* dy, const T* x, const T* w, const Real<T>* stats, long C,
                                      bool layernorm) {
@@ -54,12 +56,12 @@ __global__ void norm_backward_kernel(T* dx, const T* dy, const T* x, const T* w,
         dx[c] = T(R(dx[c]) + rstd * (R(w[c]) * R(dy[c]) - (R(x[c]) - mean) * rstd * dot - sum));
 }
 
-// First stage: part p of dw (and db) sums dy * xhat (and dy) over its rows, in row order. parts: (P, C), then (P, C) for db.
+// First stage: part p of dw (and db) sums dy * xhat (and dy) over its rows, in row order. dw and db: (P, C) each.
 template <class T>
-__global__ void norm_weight_parts_kernel(Real<T>* dw, Real<T>* db, const T* dy, const T* x, const Real<T>* stats, long N,
-                                         long C) {
+__global__ void norm_weight_parts_kernel(Real<T>* dw, Real<T>* db, const T* dy, const T* x, const Real<T>* stats,
+                                         long N, long C) {
     using R = Real<T>;
-    const long first = blockIdx.x * norm_rows_per_part, end = first + norm_rows_per_part < N ? first + norm_rows_per_part : N;
+    const long first = blockIdx.x * norm_rows_per_part, next = first + norm_rows_per_part, end = next < N ? next : N;
     dw += blockIdx.x * C, db += blockIdx.x * C;
     for (long c = threadIdx.x; c < C; c += blockDim.x) dw[c] = 0, db[c] = 0;
     for (long n = first; n < end; ++n) {
@@ -96,8 +98,8 @@ template <class T> struct NormGrads {
 
 // dw and db are overwritten or added to, as g says. parts: (2 * norm_parts(N), C) scratch.
 template <class T>
-void norm_backward_weight(Device& d, const NormGrads<T>& g, View<const T> dy, View<const T> x, View<const Real<T>> stats,
-                          View<Real<T>> parts) {
+void norm_backward_weight(Device& d, const NormGrads<T>& g, View<const T> dy, View<const T> x,
+                          View<const Real<T>> stats, View<Real<T>> parts) {
     const long P = norm_parts(x.rows);
     require_equal(parts.rows, 2 * P, "norm: scratch for the parts");
     const View<Real<T>> dw = parts.row_range(0, P), db = parts.row_range(P, P);

@@ -1,6 +1,6 @@
 // reduce.h - sums over many rows or elements, in fixed order: column sums (bias gradients) and sums of squares (norms).
 // Copy with: device.h and what it names
-// Two stages: parts of a fixed size, never one per thread, then the parts in order. So the bits depend on the sizes alone.
+// Two stages: parts of a fixed size, never one per thread, then the parts in order. So the bits depend on sizes alone.
 #pragma once
 #include "device.h"
 
@@ -27,7 +27,8 @@ template <class R> __global__ void add_parts_kernel(R* sum, const R* parts, long
 }
 template <class R> void add_parts(Device& d, View<R> sum, View<const R> parts, Write write) {
     require_equal(sum.count(), parts.cols, "add_parts: columns of sum and parts");
-    launch(d, Grid::spans(parts.cols, 64, 64), add_parts_kernel<R>, sum.data, parts.data, parts.rows, parts.cols, write);
+    const Grid grid = Grid::spans(parts.cols, 64, 64);
+    launch(d, grid, add_parts_kernel<R>, sum.data, parts.data, parts.rows, parts.cols, write);
 }
 
 // One block a span; squares of floats are added in float within a span of 16,384 and in double between spans.

@@ -1,7 +1,8 @@
-// rope.h - rotary position embedding (Su et al. 2021), half-split as in Hugging Face's Llama: channels i and i + D/2 of a
+// rope.h - rotary position embedding (Su et al. 2021), half-split as in Hugging Face's Llama.
 // Copy with: device.h and what it names
-// head turn by position * theta^(-2i/D). In place on (N, heads * D); the backward pass turns by the opposite angle.
-// The table is made in double and stored as Real<T>, so that position 257 differs from 256 whatever the type of the model.
+// Channels i and i + D/2 of a head, as a point in the plane, turn by position * theta^(-2i/D). In place on
+// (N, heads * D); the backward pass turns by the opposite angle. The table is made in double and stored as Real<T>, so
+// that position 257 differs from 256 whatever the type of the model.
 #pragma once
 #include "device.h"
 #include <vector>
@@ -25,7 +26,8 @@ enum class Turn { forward, backward };
 
 // One block a row: all heads of a token share its angles.
 template <class T>
-__global__ void rope_kernel(T* x, const Real<T>* table, const int* positions, long heads, long D, long stride, Turn turn) {
+__global__ void rope_kernel(T* x, const Real<T>* table, const int* positions, long heads, long D, long stride,
+                            Turn turn) {
     using R = Real<T>;
     const R* const angles = table + long(positions[blockIdx.x]) * D;
     const R sign = turn == Turn::forward ? R(1) : R(-1);

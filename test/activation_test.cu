@@ -82,7 +82,7 @@ TEST_CASE_TEMPLATE("SwiGLU and its gradients equal the formula; gate is the left
         });
 }
 
-TEST_CASE_TEMPLATE("far from 0 GELU is x or 0, its slope 1 or 0; NaN and infinity stay visible", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("far out GELU is x or 0, its slope 1 or 0; NaN and infinity stay visible", T, float, bf16, double) {
     const double far = double(T(1e4f));
     for_each_block_size([&](Device& d) {
         const Tensor<T> x(1, 6, {far, -far, INFINITY, -INFINITY, NAN, 1}), one(1, 6, Numbers(6, 1));
@@ -103,7 +103,7 @@ TEST_CASE_TEMPLATE("far from 0 GELU is x or 0, its slope 1 or 0; NaN and infinit
     });
 }
 
-TEST_CASE_TEMPLATE("far from 0 SwiGLU is gate * up or 0; NaN and infinity stay visible", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("far out SwiGLU is gate * up or 0; NaN and infinity stay visible", T, float, bf16, double) {
     const double far = double(T(1e4f));
     for_each_block_size([&](Device& d) {
         const Tensor<T> in(1, 10, {far, -far, INFINITY, NAN, 1, 1, 1, 1, 1, NAN}), one(1, 5, Numbers(5, 1));

@@ -13,7 +13,8 @@ Tensor<int> on_device(const std::vector<int>& v) {
 
 struct DeviceRuns {
     Tensor<int> rows, starts, keys;
-    explicit DeviceRuns(const Runs& r) : rows(on_device(r.rows)), starts(on_device(r.starts)), keys(on_device(r.keys)) {}
+    explicit DeviceRuns(const Runs& r)
+        : rows(on_device(r.rows)), starts(on_device(r.starts)), keys(on_device(r.keys)) {}
     RunViews views() const { return {rows.in(), starts.in(), keys.in()}; }
 };
 
