@@ -5,6 +5,8 @@
 // have strides. Sizes of 0 are fine: a sum over nothing is the bias, or zero. A dry device only counts operations.
 // float: oneDNN, else CBLAS, else plain loops. bf16: oneDNN where the CPU has bf16 instructions; else, with a library,
 // through float copies. double: CBLAS, else plain loops. CUDA: cuBLASLt, and plain loops for what it declines.
+// Same call, same team: same bits. Another team changes them only where a library splits K: seen with oneDNN for
+// transposed a, K of 4,000 and more and small results; never with plain loops.
 #pragma once
 #include "kernels/matmul/cblas.h"
 #include "kernels/matmul/cublaslt.h"

@@ -1,6 +1,9 @@
 #include "kernels/matmul.h"
 #include "test/harness.h"
 #include <functional>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
 using namespace baretrain;
 using namespace baretrain::test;
@@ -296,6 +299,35 @@ TEST_CASE("one row of any stride is accepted") {
     matmul(m, d, y.v, View<float>(a.v.data, 1, 2, 0), View<float>(b.v.data, 1, 2, 77), {}, {.transpose_b = true});
     CHECK(y.get()[0] == 39);
 }
+
+TEST_CASE("equal shapes with other strides are other products") {
+    Device d;
+    Matmul m(d);
+    const Numbers numbers{1, 2, 3, 4};
+    const Gapped<float> wide(2, 2, numbers, NAN);
+    const Tensor<float> dense(2, 2, numbers);
+    Gapped<float> y(2, 2, Numbers(4, 0.0), 5);
+    Tensor<float> z(2, 2);
+    for (const View<float>& a : {wide.v, dense.v})
+        for (const View<float>& b : {wide.v, dense.v})
+            for (const View<float>& to : {y.v, z.v}) matmul(m, d, to, a, b, {}, {.write = Write::add});
+    CHECK(y.get() == Numbers{28, 40, 60, 88});         // four times the square of the matrix
+    CHECK(z.get() == Numbers{28, 40, 60, 88});
+    y.check_gaps(5);
+}
+
+#if defined(_OPENMP)
+TEST_CASE("the caller's OpenMP team is what it was") {
+    const int before = omp_get_max_threads();
+    Device d;
+    d.team = before + 1;
+    Matmul m(d);
+    const Tensor<float> a(3, 3, noise<float>(9, 1));
+    Tensor<float> y(3, 3);
+    matmul(m, d, y.v, a.v, a.v);
+    CHECK(omp_get_max_threads() == before);
+}
+#endif
 
 TEST_CASE("the engine has a name") { CHECK(!Matmul::engine().empty()); }
 

@@ -80,8 +80,9 @@ private:
     }
 
     template <class Out, class In> Plan& find(const Product<Out, In>& p) {
-        const long kind = p.o.transpose_a | p.o.transpose_b << 1 | bias_inside(p) << 2 | type<In>() << 3 | type<Out>() << 10;
-        const Key key{p.M, p.N, p.K, p.a.stride, p.b.stride, p.y.stride, alignment(p), kind};
+        const long options = p.o.transpose_a | p.o.transpose_b << 1 | bias_inside(p) << 2;
+        const Key key{p.M, p.N, p.K, p.a.stride, p.b.stride, p.y.stride, alignment(p),
+                      options | type<In>() << 3 | type<Out>() << 10};
         const auto found = plans_.find(key);
         if (found != plans_.end()) return found->second;
         if (!handle_) {
