@@ -1,12 +1,12 @@
 // state.h - what a rank keeps from step to step: weights, gradients, master and moments; how they begin; their names in files.
-// Copy with: lease.h, kernels/adamw.h, kernels/copy.h, safetensors.h, safetensors.cpp and what they name
+// Copy with: lease.h, kernels/adamw.h, kernels/copy.h, checkpoint.h and what they name
 // The master weight and the moments are Real<T>. For float and double the master is the weight itself; for bf16 the weights
 // are its rounded copy, made again after each update. All loops run over the rows of the parameter table.
 #pragma once
+#include "checkpoint.h"
 #include "kernels/adamw.h"
 #include "kernels/copy.h"
 #include "lease.h"
-#include "safetensors.h"
 
 namespace baretrain {
 
