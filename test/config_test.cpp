@@ -116,14 +116,14 @@ TEST_CASE("commands and keys without code behind them are refused as not built")
 TEST_CASE("every flag of the design is known") {
     for (const char* name :
          {"model", "family", "layers", "dim", "heads", "kv-heads", "head-dim", "ffn", "vocab", "seq", "tied", "data",
-            "val", "tokenizer", "batch", "tokens-per-step", "steps", "epochs", "lr", "min-lr", "warmup", "schedule",
-            "beta1", "beta2", "eps", "weight-decay", "clip", "nonfinite", "dtype", "fp8", "recompute", "master",
-            "moments", "fp8-skip-ends", "seed", "ranks", "shard", "replicate", "tp", "sp", "cp", "pp", "ep",
-            "prefetch", "reshard-after-forward", "gather-dtype", "reduce-dtype", "check-collectives", "lora-rank",
-            "lora-alpha", "lora-targets", "lora-dropout", "lora-variant", "lora-plus-ratio", "lora-base", "train-on",
-            "chat", "chat-date", "out", "save-every", "keep", "resume", "eval-every", "sample-every", "log-every",
-            "show-batch", "ledger", "trace", "clock", "explain", "stats", "spike-z", "replay", "compare", "prompt",
-            "tokens", "temperature", "top-k", "top-p"})
+          "val", "tokenizer", "batch", "tokens-per-step", "steps", "epochs", "lr", "min-lr", "warmup", "schedule",
+          "beta1", "beta2", "eps", "weight-decay", "clip", "nonfinite", "dtype", "fp8", "recompute", "master",
+          "moments", "fp8-skip-ends", "seed", "ranks", "shard", "replicate", "tp", "sp", "cp", "pp", "ep",
+          "prefetch", "reshard-after-forward", "gather-dtype", "reduce-dtype", "check-collectives", "lora-rank",
+          "lora-alpha", "lora-targets", "lora-dropout", "lora-variant", "lora-plus-ratio", "lora-base", "train-on",
+          "chat", "chat-date", "out", "save-every", "keep", "resume", "eval-every", "sample-every", "log-every",
+          "show-batch", "ledger", "trace", "clock", "explain", "stats", "spike-z", "replay", "compare", "prompt",
+          "tokens", "temperature", "top-k", "top-p"})
         CHECK_MESSAGE(!contains(refusal({"--" + std::string(name), "?"}), "unknown"), name);
 }
 

@@ -144,8 +144,8 @@ TEST_CASE("a shape survives the way through config.json") {
 TEST_CASE("config.json says what transformers looks for") {
     const std::string g = to_hf_config(gpt2(2, 64, 4), "bfloat16", 256), l = to_hf_config(llama(2, 64, 4), "float32");
     for (const char* part : {"\"GPT2LMHeadModel\"\n", "\"n_embd\": 64", "\"n_layer\": 2", "\"n_head\": 4",
-                             "\"gelu_new\"", "\"n_positions\": 64", "\"torch_dtype\": \"bfloat16\"", "\"eos_token_id\": 256",
-                             "\"n_inner\": null"})
+                             "\"gelu_new\"", "\"n_positions\": 64", "\"torch_dtype\": \"bfloat16\"",
+                             "\"eos_token_id\": 256", "\"n_inner\": null"})
         CHECK_MESSAGE(g.find(part) != std::string::npos, part);
     for (const char* part : {"\"LlamaForCausalLM\"\n", "\"hidden_size\": 64", "\"num_hidden_layers\": 2",
                              "\"intermediate_size\": 192", "\"silu\"", "\"attention_bias\": false",
