@@ -270,7 +270,8 @@ std::string help_text(const std::string& command, bool all) {
         if (!lines.empty()) text += "\n" + std::string(group) + "\n" + lines;
     }
     text += "\nother\n" + flag_line("config", "FILE", "TOML with the same names; flags win") +
-            flag_line("help", "", "this text") + flag_line("help-all", "", "every flag") + flag_line("version", "", "the version");
+            flag_line("help", "", "this text") + flag_line("help-all", "", "every flag") +
+            flag_line("version", "", "the version");
     if (!all) return text;
     text += "\nnot built yet: only the value shown is accepted\n";
     for (const Later& l : later_keys) text += flag_line(l.name, *l.neutral ? l.neutral : "-", l.help);
