@@ -1,7 +1,7 @@
-# Makefile - builds ./train_gpt, and proves it. `make help` lists what there is; `make test SUITE=norm` is the edit loop.
+# Makefile - builds ./train_gpt, and proves it. `make help` lists the rest; `make test SUITE=norm` is the edit loop.
 #
-# train_gpt.cu is the one translation unit that sees kernels: the host compiler builds it as C++ for the CPU, nvcc as CUDA.
-# Every *.cpp beside it is host-only. Each compiler has its own folder: build/g++, build/clang++-19, build/debug, build/cuda.
+# train_gpt.cu is the one translation unit of the program that sees kernels: the host compiler builds it as C++ for the
+# CPU, nvcc as CUDA. The *.cpp beside it are host-only. Objects lie in build/<compiler>, build/debug, build/cuda.
 
 # ---- choices, all of which a command line may override
 CXX        := $(if $(filter default,$(origin CXX)),g++,$(CXX))
@@ -37,38 +37,40 @@ ifneq ($(filter-out deps clean help,$(or $(MAKECMDGOALS),all)),)
 include $(CONFIG)
 endif
 
+HAS   = printf '\#if __has_include(<%s>)\nBT_YES\n\#endif\n' $$1 | $(CXX) -std=c++20 $(INCLUDES) -E -P -x c++ - | \
+	grep -q BT_YES
+LINKS = printf '%b\n' "$$1" > $@.cpp; shift; $(CXX) -std=c++20 $(INCLUDES) $@.cpp -o $@.out "$$@" $(LIBDIRS) 2>/dev/null
+WHICH = printf '%b\n' '\#ifdef __apple_build_version__\napple __clang_major__' \
+	'\#elif defined __clang__\nclang __clang_major__\n\#else\ngcc __GNUC__\n\#endif' | $(CXX) -E -P -x c++ - 2>/dev/null
+
 $(CONFIG): Makefile
-	@mkdir -p $(@D)
-	@has() { printf '#if __has_include(<%s>)\nBT_YES\n#endif\n' $$1 | $(CXX) -std=c++20 $(INCLUDES) -E -P -x c++ - 2>/dev/null | grep -q BT_YES; }; \
-	 links() { printf '%b' "$$1" > $@.cpp; shift; $(CXX) -std=c++20 $(INCLUDES) $@.cpp -o $@.out "$$@" $(LIBDIRS) >/dev/null 2>&1; }; \
-	 set -- $$(printf '#ifdef __apple_build_version__\napple __clang_major__\n#elif defined __clang__\nclang __clang_major__\n#else\ngcc __GNUC__\n#endif\n' \
-	     | $(CXX) -E -P -x c++ - 2>/dev/null); \
-	 case $$1 in gcc) least=11;; clang) least=16;; apple) least=15;; \
-	     *) echo "$(CXX): no such compiler, or it does not compile C++; try make CXX=g++ or make CXX=clang++-19" >&2; exit 1;; esac; \
-	 if [ $$2 -lt $$least ]; then \
-	     echo "$(CXX) is $$1 $$2, and $$least is the oldest that will do; try make CXX=g++ or make CXX=clang++-19 (make deps ALL=1)" >&2; exit 1; fi; \
-	 { echo "COMPILER := $$1 $$2"; missing=; \
-	   has nlohmann/json.hpp || missing="$$missing nlohmann-json"; \
-	   has CLI/CLI.hpp || missing="$$missing CLI11"; \
-	   has toml++/toml.h || missing="$$missing toml++"; \
-	   echo "MISSING := $$missing"; \
-	   has doctest/doctest.h && echo "DOCTEST := yes"; \
-	   for f in -march=native -mcpu=native; do links 'int main() {}' $$f && { echo "NATIVE := $$f"; break; }; done; \
-	   [ -n "$(BARE)" ] || { omp='#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n'; \
-	     brew=$$(brew --prefix libomp 2>/dev/null || true); \
-	     if links "$$omp" -fopenmp; then echo "OPENMP := -fopenmp"; \
-	     elif [ -n "$$brew" ] && links "$$omp" -Xclang -fopenmp -I$$brew/include -L$$brew/lib -lomp; then \
-	       echo "OPENMP := -Xclang -fopenmp -I$$brew/include"; echo "LIBS += -L$$brew/lib -lomp"; fi; \
-	     if links '#include <dnnl.h>\nint main() { return !dnnl_version(); }\n' -ldnnl; then \
-	       echo "HAVE += -DBT_ONEDNN"; echo "LIBS += -ldnnl"; fi; \
-	     for l in openblas cblas; do \
-	       if links '#include <cblas.h>\nint main() { float x = 1; return cblas_sdot(1, &x, 1, &x, 1) < 1; }\n' -l$$l; then \
-	         echo "HAVE += -DBT_CBLAS"; echo "LIBS += -l$$l"; break; fi; done; \
-	     if [ -z "$(DEBUG)" ]; then for c in clang++-19 $(CXX); do \
-	       printf 'int main() {}\n' > $@.cpp; \
-	       if $$c -fsanitize=thread $@.cpp -o $@.out >/dev/null 2>&1 && ./$@.out >/dev/null 2>&1; then echo "TSAN_CXX := $$c"; break; fi; \
-	     done; fi; }; \
-	 } > $@; rm -f $@.cpp $@.out
+	@mkdir -p $(@D); has() { $(HAS); }; links() { $(LINKS); }; \
+	set -- $$($(WHICH)); other="try make CXX=g++ or make CXX=clang++-19; make deps ALL=1 gets both"; \
+	case $$1 in gcc) least=11;; clang) least=16;; apple) least=15;; \
+	    *) echo "$(CXX) does not compile C++: $$other" >&2; exit 1;; esac; \
+	if [ $$2 -lt $$least ]; then echo "$(CXX) is $$1 $$2, the oldest that will do is $$least: $$other" >&2; exit 1; fi; \
+	{ echo "COMPILER := $$1 $$2"; missing=; \
+	has nlohmann/json.hpp || missing="$$missing nlohmann-json"; \
+	has CLI/CLI.hpp || missing="$$missing CLI11"; \
+	has toml++/toml.h || missing="$$missing toml++"; \
+	echo "MISSING := $$missing"; \
+	! has doctest/doctest.h || echo "DOCTEST := yes"; \
+	for f in -march=native -mcpu=native; do ! links 'int main() {}' $$f || { echo "NATIVE := $$f"; break; }; done; \
+	if [ -z "$(BARE)" ]; then \
+	    omp='#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }'; \
+	    brew=$$(brew --prefix libomp 2>/dev/null || true); \
+	    if links "$$omp" -fopenmp; then echo "OPENMP := -fopenmp"; \
+	    elif [ -n "$$brew" ] && links "$$omp" -Xclang -fopenmp -I$$brew/include -L$$brew/lib -lomp; then \
+	        echo "OPENMP := -Xclang -fopenmp -I$$brew/include"; echo "LIBS += -L$$brew/lib -lomp"; fi; \
+	    if links '#include <dnnl.h>\nint main() { return !dnnl_version(); }' -ldnnl; then \
+	        echo "HAVE += -DBT_ONEDNN"; echo "LIBS += -ldnnl"; fi; \
+	    blas='#include <cblas.h>\nint main() { float x = 1; return cblas_sdot(1, &x, 1, &x, 1) < 1; }'; \
+	    for l in openblas cblas; do if links "$$blas" -l$$l; then \
+	        echo "HAVE += -DBT_CBLAS"; echo "LIBS += -l$$l"; break; fi; done; \
+	    for c in $(if $(DEBUG),,clang++-19 $(CXX)); do \
+	        if echo 'int main() {}' > $@.cpp && $$c -fsanitize=thread $@.cpp -o $@.out >/dev/null 2>&1 && \
+	            ./$@.out >/dev/null 2>&1; then echo "TSAN_CXX := $$c"; break; fi; done; \
+	fi; } > $@; rm -f $@.cpp $@.out
 
 # ---- flags. NaN and infinity must survive: re-association yes, finite-math never.
 WARN := -Wall -Wextra $(if $(WERROR),-Werror)
@@ -86,10 +88,10 @@ SIMT_FLAGS   := $(BASE) -O1 -g1 -DBT_SIMT $(HAVE)
 HOST_FLAGS   := $(BASE) -O1
 endif
 TSAN_FLAGS := $(BASE) -O1 -g -fsanitize=thread -DBT_SIMT
-NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler -Wall $(if $(filter-out 1,$(words $(CUDA_ARCHS))),$(foreach a,$(CUDA_ARCHS),-gencode \
-	arch=compute_$(a),code=sm_$(a)),-arch=sm_$(CUDA_ARCHS))
+ARCH_FLAGS := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler -Wall $(if $(word 2,$(CUDA_ARCHS)),$(ARCH_FLAGS),-arch=sm_$(CUDA_ARCHS))
 LINK = $(CXX) $(SANITIZE) $(OPENMP) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LIBDIRS) $(LIBS) -pthread
-COMPILE = @mkdir -p $(@D); echo "  $<$(if $(findstring -DBT_SIMT,$(1)), (simt))"; $(2) $(1) $(CXXFLAGS) -MMD -MP -c
+COMPILE = @mkdir -p $(@D); echo "  $<$(if $(findstring SIMT,$(1)), (simt))"; $(2) $(1) $(CXXFLAGS) -MMD -MP -c
 
 # Objects are rebuilt when their flags change; doctor.o alone knows the commit.
 STAMP = $(shell mkdir -p $(dir $(1)); echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1))
@@ -121,8 +123,8 @@ build/tsan/%.o: %.cu $(BUILD)/flags
 build/tsan/%.o: %.cpp $(BUILD)/flags
 	$(call COMPILE,$(TSAN_FLAGS),$(TSAN_CXX)) $< -o $@
 $(BUILD)/host/doctor.o: $(BUILD)/commit
-$(BUILD)/host/doctor.o: HOST_FLAGS += -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"$(filter-out -I% -W%,$(KERNEL_FLAGS) $(CXXFLAGS))"' $(HAVE) \
-	$(if $(OPENMP),-DBT_OPENMP)
+$(BUILD)/host/doctor.o: HOST_FLAGS += $(HAVE) $(if $(OPENMP),-DBT_OPENMP) -DBT_COMMIT='"$(COMMIT)"' \
+	-DBT_FLAGS='"$(filter-out -I% -W%,$(KERNEL_FLAGS) $(CXXFLAGS))"'
 
 train:
 	@$(if $(strip $(MISSING)),$(MAKE) --no-print-directory deps;) $(MAKE) --no-print-directory all
@@ -142,7 +144,7 @@ BIN          := $(BUILD)$(if $(SUITE),/suite/$(subst $() ,+,$(strip $(SUITE))))
 TEST_MAIN    := $(BUILD)/host/test/main.o
 TEST_DEFINES = $(if $(findstring /test/,$@),-DBT_PROGRAM='"./$(PROGRAM)"')
 
-$(BIN)/test_host: $(TEST_MAIN) $(call objects,$(BUILD)/host,$(HOST_TESTS)) $(if $(filter-out style,$(HOST_TESTS)),$(BODIES))
+$(BIN)/test_host: $(TEST_MAIN) $(call objects,$(BUILD)/host,$(HOST_TESTS)) $(BODIES)
 $(BIN)/test_kernels: $(TEST_MAIN) $(call objects,$(BUILD)/cpu,$(CPU_TESTS)) $(if $(NEED_BODIES),$(BODIES))
 $(BIN)/test_simt: $(TEST_MAIN) $(call objects,$(BUILD)/simt,$(SIMT_TESTS))
 $(BIN)/test_host $(BIN)/test_kernels $(BIN)/test_simt: | need-doctest
@@ -152,23 +154,28 @@ build/tsan/full$(subst $() ,+,$(strip $(SUITE))): build/tsan/test/main.o $(call 
 build/tsan/quick build/tsan/full$(subst $() ,+,$(strip $(SUITE))): | need-doctest
 	@$(TSAN_CXX) -fsanitize=thread $^ -o $@ -pthread
 
-TESTS := $(if $(HOST_TESTS),$(BIN)/test_host) $(if $(CPU_TESTS),$(BIN)/test_kernels) $(if $(SIMT_TESTS),$(BIN)/test_simt) \
-	$(if $(SUITE),,$(if $(TSAN_CXX),$(if $(filter $(TSAN_QUICK),$(SIMT_TESTS)),build/tsan/quick test/simt_race.sh)))
+RACES := $(if $(filter $(TSAN_QUICK),$(SIMT_TESTS)),build/tsan/quick test/simt_race.sh)
+TESTS := $(if $(HOST_TESTS),$(BIN)/test_host) $(if $(CPU_TESTS),$(BIN)/test_kernels) \
+	$(if $(SIMT_TESTS),$(BIN)/test_simt) $(if $(SUITE),,$(if $(TSAN_CXX),$(RACES)))
 
-# Runs the binaries, adds up doctest's summaries; a binary that ends without one (crash, sanitizer) is one failure.
-LIMIT := $(if $(shell command -v timeout),timeout 900)
+# Runs the binaries, adds up doctest's summaries; a binary that ends without one (crash, sanitizer) is one failure, a
+# script is one test.
+LIMIT   := $(if $(shell command -v timeout),timeout 900)
+SUMMARY := s/^.doctest. test cases:.*| *\([0-9]*\) passed.*| *\([0-9]*\) failed.*| *\([0-9]*\) skipped.*/\1 \2 \3/p
 run = @passed=0 failed=0 skipped=0; for t in $(1); do \
-	    log=$(BUILD)/$$(basename $$t).log; echo "== $$t"; status=0; CXX=$(TSAN_CXX) $(LIMIT) ./$$t > $$log 2>&1 || status=$$?; \
-	    set -- $$(sed -n 's/^\[doctest\] test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed *| *\([0-9]*\) skipped.*/\1 \2 \3/p' $$log | tail -1); \
+	    log=$(BUILD)/$$(basename $$t).log; echo "== $$t"; \
+	    status=0; CXX=$(TSAN_CXX) $(LIMIT) ./$$t > $$log 2>&1 || status=$$?; \
+	    set -- $$(sed -n '$(SUMMARY)' $$log | tail -1); \
 	    case $$t in *.sh) [ $$status -ne 0 ] || set -- 1;; esac; \
+	    if [ $$status -ne 0 ] && [ $${2:-0} -eq 0 ]; then set -- $${1:-0} 1 $$3; echo "$$t: status $$status"; fi; \
 	    passed=$$((passed + $${1:-0})) failed=$$((failed + $${2:-0})) skipped=$$((skipped + $${3:-0})); \
-	    if [ $$status -ne 0 ] && [ $${2:-0} -eq 0 ]; then failed=$$((failed + 1)); echo "$$t ended with status $$status"; fi; \
-	    if [ $$status -ne 0 ]; then cat $$log; else grep 'test cases' $$log || cat $$log; fi; \
+	    if [ $$status -eq 0 ]; then grep 'test cases' $$log || cat $$log; else cat $$log; fi; \
 	done; line="$$passed passed, $$failed failed"; [ $$skipped -eq 0 ] || line="$$line, $$skipped skipped"; \
 	echo "$$line"; [ $$failed -eq 0 ] && [ $$passed -gt 0 ]
 
 test:
-	@$(if $(strip $(MISSING))$(if $(DOCTEST),,x),$(MAKE) --no-print-directory deps;) $(MAKE) --no-print-directory tests
+	@$(if $(strip $(MISSING))$(if $(DOCTEST),,doctest),$(MAKE) --no-print-directory deps;) \
+	    $(MAKE) --no-print-directory tests
 tests: $(if $(SUITE),,$(PROGRAM) headers) $(TESTS)
 	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
@@ -179,7 +186,7 @@ tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
 HEADERS := $(filter-out device/%,$(wildcard *.h kernels/*.h kernels/*/*.h comm/*.h))
 headers: $(patsubst %,$(BUILD)/headers/%.ok,$(HEADERS))
 $(BUILD)/headers/%.ok: % $(BUILD)/flags
-	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include ./$< /dev/null
+	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include $< /dev/null
 	@touch $@
 
 clang:
@@ -189,48 +196,53 @@ clang:
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
 NCCL := $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),yes)
 cuda: train_gpt_cuda
-train_gpt_cuda: build/cuda/train_gpt.o $(filter-out %/doctor.o,$(BODIES)) $(if $(wildcard doctor.cpp),build/cuda/doctor.o)
+train_gpt_cuda: build/cuda/train_gpt.o build/cuda/doctor.o $(filter-out %/doctor.o,$(BODIES))
 	@$(NVCC) $(NVCC_FLAGS) $^ -o $@ -lcublasLt -lcublas $(if $(NCCL),-lnccl)
 	@echo "built ./$@ for sm_$(CUDA_ARCHS)"
 build/cuda/train_gpt.o: train_gpt.cu build/cuda/flags | need-program
-	@$(if $(NVCC),:,echo "make cuda needs nvcc (the CUDA Toolkit); not found in PATH or /usr/local/cuda" >&2; exit 1)
-	@echo "  $< (nvcc, sm_$(CUDA_ARCHS))"; $(NVCC) $(NVCC_FLAGS) $(if $(NCCL),-DBT_NCCL) -ccbin $(CXX) -MMD -MP -c $< -o $@
+	@$(if $(NVCC),:,echo "make cuda needs nvcc of the CUDA Toolkit: not found in PATH or /usr/local/cuda" >&2; exit 1)
+	@echo "  $< (nvcc, sm_$(CUDA_ARCHS))"
+	@$(NVCC) $(NVCC_FLAGS) $(if $(NCCL),-DBT_NCCL) -ccbin $(CXX) -MMD -MP -c $< -o $@
 build/cuda/doctor.o: doctor.cpp build/cuda/flags $(BUILD)/commit
-	@$(CXX) $(BASE) -O1 -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' -DBT_CUDA $(if $(NCCL),-DBT_NCCL) -MMD -MP -c $< -o $@
+	@$(CXX) $(BASE) -O1 -DBT_CUDA $(if $(NCCL),-DBT_NCCL) -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' \
+	    -MMD -MP -c $< -o $@
 build/cuda/flags: FORCE
 	@mkdir -p $(@D); echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@
 
 # ---- what is needed
-APT    := g++ nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libdnnl-dev doctest-dev
-APT_ALL := libopenmpi-dev openmpi-bin libopenblas-dev libpcre2-dev libutf8proc-dev clang-19 libclang-rt-19-dev chromium
-DNF    := gcc-c++ json-devel cli11-devel tomlplusplus-devel onednn-devel doctest-devel
-DNF_ALL := openmpi-devel openblas-devel pcre2-devel utf8proc-devel clang chromium
-BREW   := nlohmann-json cli11 tomlplusplus onednn doctest libomp
+APT      := g++ nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libdnnl-dev doctest-dev
+APT_ALL  := libopenmpi-dev openmpi-bin libopenblas-dev libpcre2-dev libutf8proc-dev clang-19 libclang-rt-19-dev chromium
+DNF      := gcc-c++ json-devel cli11-devel tomlplusplus-devel onednn-devel doctest-devel
+DNF_ALL  := openmpi-devel openblas-devel pcre2-devel utf8proc-devel clang chromium
+BREW     := nlohmann-json cli11 tomlplusplus onednn doctest libomp
 BREW_ALL := open-mpi openblas pcre2 utf8proc
-RAW    := https://raw.githubusercontent.com
-GIT    := https://github.com
+GIT      := https://github.com
+HEADERS_OF := nlohmann/json.hpp=$(GIT)/nlohmann/json/releases/download/v3.11.3/json.hpp \
+	CLI/CLI.hpp=$(GIT)/CLIUtils/CLI11/releases/download/v2.4.2/CLI11.hpp \
+	toml++/toml.h=https://raw.githubusercontent.com/marzer/tomlplusplus/v3.4.0/toml.hpp \
+	doctest/doctest.h=https://raw.githubusercontent.com/doctest/doctest/v2.4.11/doctest/doctest.h
 
+# The first package manager that can be used; with none, the header-only libraries go into an ignored folder.
 deps:
-	@rm -f build/*/config.mk; \
-	 root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; may() { [ -z "$$root" ] || sudo -n true 2>/dev/null; }; \
-	 each() { for p in $$optional; do "$$@" $$p >/dev/null 2>&1 || echo "optional package $$p is not available here: skipped"; done; }; \
-	 optional=; export DEBIAN_FRONTEND=noninteractive HOMEBREW_NO_AUTO_UPDATE=1; \
-	 if command -v apt-get >/dev/null && may; then \
-	     $(if $(ALL),optional="$(APT_ALL)";) apt="$$root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends"; \
-	     $$apt update < /dev/null && $$apt install $(APT) < /dev/null > /dev/null && each $$apt install < /dev/null && exit 0; \
-	 elif command -v dnf >/dev/null && may; then \
-	     $(if $(ALL),optional="$(DNF_ALL)";) $$root dnf -q -y install $(DNF) < /dev/null && each $$root dnf -q -y install < /dev/null && exit 0; \
-	 elif command -v brew >/dev/null; then \
-	     $(if $(ALL),optional="$(BREW_ALL)";) brew install -q $(BREW) && each brew install -q && exit 0; \
-	 fi; \
-	 echo "no package manager could be used: fetching the header-only libraries into third_party/include"; \
-	 get() { mkdir -p third_party/include/$$(dirname $$1); \
-	     [ -s third_party/include/$$1 ] || curl -fsSL -o third_party/include/$$1 $$2 || wget -qO third_party/include/$$1 $$2 || \
-	     { rm -f third_party/include/$$1; echo "cannot fetch $$2: install nlohmann-json, CLI11, toml++ and doctest by hand (curl or wget and a network would do)" >&2; exit 1; }; }; \
-	 get nlohmann/json.hpp $(GIT)/nlohmann/json/releases/download/v3.11.3/json.hpp && \
-	 get CLI/CLI.hpp $(GIT)/CLIUtils/CLI11/releases/download/v2.4.2/CLI11.hpp && \
-	 get toml++/toml.h $(RAW)/marzer/tomlplusplus/v3.4.0/toml.hpp && \
-	 get doctest/doctest.h $(RAW)/doctest/doctest/v2.4.11/doctest/doctest.h
+	@rm -f build/*/config.mk; sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
+	may() { command -v $$1 >/dev/null && { [ -z "$$sudo" ] || sudo -n true 2>/dev/null; }; }; \
+	each() { list=$$1; shift; for p in $$list; do \
+	    "$$@" $$p </dev/null >/dev/null 2>&1 || echo "optional package $$p: not available here, skipped"; done; }; \
+	if may apt-get; then \
+	    apt="$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends"; \
+	    $$apt update </dev/null && $$apt install $(APT) </dev/null >/dev/null && \
+	        each "$(if $(ALL),$(APT_ALL))" $$apt install && exit 0; \
+	elif may dnf; then \
+	    $$sudo dnf -q -y install $(DNF) </dev/null && each "$(if $(ALL),$(DNF_ALL))" $$sudo dnf -q -y install && exit 0; \
+	elif command -v brew >/dev/null; then \
+	    brew install -q $(BREW) && each "$(if $(ALL),$(BREW_ALL))" brew install -q && exit 0; \
+	fi; \
+	echo "no package manager can be used: fetching the header-only libraries into third_party/include"; \
+	for pair in $(HEADERS_OF); do \
+	    file=third_party/include/$${pair%%=*} url=$${pair#*=}; [ ! -s $$file ] || continue; mkdir -p $$(dirname $$file); \
+	    curl -fsSL -o $$file $$url 2>/dev/null || wget -qO $$file $$url 2>/dev/null || { rm -f $$file; \
+	        echo "$$url could not be fetched: install nlohmann-json, CLI11, toml++ and doctest by hand" >&2; exit 1; }; \
+	done
 
 clean:
 	rm -rf build train_gpt train_gpt_cuda
@@ -239,9 +251,9 @@ help:
 	@echo "make             build ./train_gpt                    make test        every suite; the last line counts them"
 	@echo "make train       set up, build, train with defaults   make test SUITE=norm   one suite: the edit loop"
 	@echo "make cuda        ./train_gpt_cuda (CUDA_ARCHS='90')   make tsan        CUDA threads as fibers, races reported"
-	@echo "make doctor      what was found, what is off          make clang       clang++-19, no OpenMP, no libraries: tests"
+	@echo "make doctor      what was found, what is off          make clang       clang++-19, no libraries: tests"
 	@echo "make deps        install what is required (ALL=1: what is optional too)"
-	@echo "make headers     each header compiles alone           make DEBUG=1     checked build in build/debug (also: test)"
+	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
 	@echo "make clean"
 
 -include $(shell find build -name '*.d' 2>/dev/null)
