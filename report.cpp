@@ -84,6 +84,12 @@ void append(const std::string& path, const std::string& line) {
     if (!(out << line << std::flush)) cannot_write(path);
 }
 
+// Writes over the end of a file from byte `at` on; `line` is at least as long as what stood there.
+void write_over(const std::string& path, std::uintmax_t at, const std::string& line) {
+    std::fstream out(path, std::ios::in | std::ios::out | std::ios::binary);
+    if (!out.seekp(std::streamoff(at)) || !(out << line << std::flush)) cannot_write(path);
+}
+
 void write_whole(const std::string& path, const std::string& text) {
     const std::string temporary = path + ".tmp";
     std::ofstream out(temporary, std::ios::binary);
@@ -323,8 +329,15 @@ void RunFolder::write_run_json(const Facts& facts) {
 
 void RunFolder::log(const StepLog& log) {
     require(log.step >= 1, "run folder: the first step is 1");
-    require(points_.empty() || double(log.step) > points_.back().step, "run folder: steps only grow");
-    append(file(log_name), json_line(log));
+    const bool again = !points_.empty() && double(log.step) == points_.back().step;
+    require(points_.empty() || again || double(log.step) > points_.back().step, "run folder: steps only grow");
+    const std::string line = json_line(log), path = file(log_name);
+    if (again) {
+        require(line.size() >= last_line_, "run folder: a line that is written again only grows");
+        write_over(path, fs::file_size(path) - last_line_, line);
+        points_.pop_back();
+    } else append(path, line);
+    last_line_ = line.size();
     const double val_loss = log.val_loss.value_or(NAN);
     points_.push_back({double(log.step), log.loss, log.grad_norm, log.lr, log.tokens_per_s, val_loss});
 }

@@ -38,7 +38,8 @@ public:
     const std::string& path() const { return path_; }
     void write_config(const std::string& toml);
     void write_run_json(const Facts& facts);
-    void log(const StepLog& log);                      // one line, on disk when it returns; steps only grow
+    void log(const StepLog& log);                      // one line, written when it returns; steps only grow, or come again
+                                                       // with more in them (val_loss): then the line is replaced
     void sample(long step, const std::string& text);
     void write_html() const;
     bool stop_requested() const;                       // somebody made a file `stop` in the folder
@@ -47,6 +48,7 @@ private:
     std::string file(const char* name) const { return path_ + "/" + name; }
     std::string path_, config_;
     std::vector<Point> points_;
+    size_t last_line_ = 0;                             // bytes of the line of the last step in log.jsonl
     std::vector<std::pair<long, std::string>> samples_;
 };
 
