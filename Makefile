@@ -91,7 +91,9 @@ TSAN_FLAGS := $(BASE) -O1 -g -fsanitize=thread -DBT_SIMT
 ARCH_FLAGS := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler -Wall $(if $(word 2,$(CUDA_ARCHS)),$(ARCH_FLAGS),-arch=sm_$(CUDA_ARCHS))
 LINK = $(CXX) $(SANITIZE) $(OPENMP) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LIBDIRS) $(LIBS) -pthread
-COMPILE = @mkdir -p $(@D); echo "  $<$(if $(findstring SIMT,$(1)), (simt))"; $(2) $(1) $(CXXFLAGS) -MMD -MP -c
+QUIET   = $(if $(filter gcc$(CXX),$(firstword $(COMPILER))$(1)),-Wno-restrict)#   g++ 12 imagines overlaps in std::string
+COMPILE = @mkdir -p $(@D); echo "  $<$(if $(findstring SIMT,$(1)), (simt))"; \
+	$(2) $(1) $(call QUIET,$(2)) $(CXXFLAGS) -MMD -MP -c
 
 # Objects are rebuilt when their flags change; doctor.o alone knows the commit.
 STAMP = $(shell mkdir -p $(dir $(1)); echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1))
