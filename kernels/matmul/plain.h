@@ -20,9 +20,8 @@ template <class Out, class In> struct Product {
     MatmulOptions o;
     long M, N, K;
     bool add() const { return o.write == Write::add; }
-    std::string shape() const {
-        const auto pair = [](long r, long c) { return "(" + std::to_string(r) + ", " + std::to_string(c) + ")"; };
-        return pair(M, K) + " x " + pair(K, N);
+    std::string shape() const {                        // for messages
+        return std::to_string(M) + " x " + std::to_string(K) + " x " + std::to_string(N);
     }
 };
 
