@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sys/stat.h>
+#include <tuple>
 #include <unistd.h>
+#include <utility>
 
 namespace baretrain {
 
@@ -67,6 +69,7 @@ json parse_header(const std::string& path, const std::string& text) {
         return true;
     };
     if (text.empty() || text[0] != '{') fail_damaged(path, "the header does not begin with {");
+    if (text.find('\0') != std::string::npos) fail_damaged(path, "the header is not JSON");   // the library stops there
     try {
         return json::parse(text, check);
     } catch (const json::exception&) {
@@ -181,8 +184,8 @@ void SafetensorsFile::read_header() {
             metadata_[key] = value.get<std::string>();
         }
     }
-    std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
-        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+        return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
     });
     check_tiling(path_, tensors_, file_bytes - data_);
     for (size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
@@ -257,8 +260,8 @@ Digest write_safetensors(const std::string& path, const std::vector<TensorSource
                          const std::map<std::string, std::string>& metadata) {
     std::vector<const TensorSource*> order;
     for (const TensorSource& t : tensors) order.push_back(&t);
-    std::stable_sort(order.begin(), order.end(), [](const TensorSource* a, const TensorSource* b) {
-        return width_of(a->dtype) > width_of(b->dtype);
+    std::sort(order.begin(), order.end(), [](const TensorSource* a, const TensorSource* b) {
+        return std::pair(width_of(b->dtype), a) < std::pair(width_of(a->dtype), b);      // of one width: as given
     });
 
     const auto text = [](const json& v) { return v.dump(-1, ' ', false, json::error_handler_t::replace); };
