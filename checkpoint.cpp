@@ -12,7 +12,9 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <unistd.h>
+#include <utility>
 
 namespace baretrain {
 
@@ -100,8 +102,8 @@ std::vector<fs::path> folders_in(const fs::path& folder) {
 std::vector<fs::path> candidates(const fs::path& run) {
     std::vector<fs::path> found = folders_in(run);
     std::erase_if(found, [](const fs::path& p) { return step_of(p.filename()) < 0; });
-    std::stable_sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
-        return step_of(a.filename()) > step_of(b.filename());
+    std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
+        return std::pair(-step_of(a.filename()), a) < std::pair(-step_of(b.filename()), b);
     });
     return found;
 }

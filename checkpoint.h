@@ -1,10 +1,10 @@
 // checkpoint.h - a checkpoint is a Hugging Face folder that is either whole or never used.
 // Copy with: checkpoint.cpp, safetensors.h and what they name
 //   step-000100/         config.json, model.safetensors, tokenizer files
-//   step-000100/state/   optimizer.safetensors, trainer.json, and complete: the mark, size and checksum of each file
+//   step-000100/state/   optimizer.safetensors, trainer.json, and complete: the mark with each file's size and checksum
 // Written as step-000100.tmp, every file and folder synced, renamed, then marked. A folder without a mark, or with one
-// that does not fit, is named and never used. Saving a step again sets the old folder aside as step-000100.old until the
-// new one is marked; should the save be cut off just then, the .old folder is found and used.
+// that does not fit, is named and never used. Saving a step again sets the old folder aside as step-000100.old until
+// the new one is marked; should the save be cut off just then, the .old folder is found and used.
 #pragma once
 #include "safetensors.h"
 
@@ -32,7 +32,7 @@ struct Found {
     std::vector<std::string> notes;                    // one line for each folder passed over, saying why
 };
 Found newest_checkpoint(const std::string& run_folder);
-std::string newest_run(const std::string& out_folder); // the run with a complete checkpoint that was saved last, or empty
+std::string newest_run(const std::string& out_folder); // of those with a complete checkpoint; empty: there is none
 
 void require_complete(const std::string& checkpoint_folder);
 TrainerState read_trainer_state(const std::string& checkpoint_folder);
@@ -47,6 +47,6 @@ struct TensorTarget {
 
 // Every target must be there with its dtype and shape, and nothing else; that is checked before anything is stored.
 void load_tensors(const std::string& path, const std::vector<TensorTarget>& targets);
-void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets);   // one file or shards
+void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets);  // one file or shards
 
 }  // namespace baretrain
