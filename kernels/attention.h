@@ -2,11 +2,11 @@
 // Copy with: device.h and what it names
 //   s = scale * q k^T,  p = softmax(s) over the keys that the query sees,  out = p v,  lse = log(sum exp(s))
 //   delta = sum(dout * out),  ds = p * (dout v^T - delta),  dv = p^T dout,  dk = scale * ds^T q,  dq = scale * ds k
-// N queries are the last N rows of M keys; query n (row own = M - N + n of the keys) sees rows own - positions[n] .. own.
-// H query heads of D columns; KV head h / (H / Hkv) serves query head h. Arithmetic and sums are Real<T>; no atomics: the
-// same bits every time, for every team. Outside a document or in the future nothing has any effect, not even a NaN.
-// A tile product keeps lanes side by side (queries in the forward pass, keys in the backward pass): so the maximum, the sum
-// and the rescaling of a row need no reduction across threads or vector lanes.
+// N queries are the last N of M rows: query n is row own = M - N + n and sees key rows own - positions[n] .. own.
+// H query heads of D columns; KV head h / (H / Hkv) serves query head h. Arithmetic and sums are Real<T>, no atomics:
+// the same bits every time, for every team. Other documents and the future have no effect at all, not even a NaN's.
+// The lanes of a tile product are queries in the forward pass, keys in the backward pass: so the maximum, the sum and
+// the rescaling of a row need no reduction across threads or vector lanes.
 #pragma once
 #include "device.h"
 #include <limits>
@@ -15,14 +15,14 @@ namespace baretrain {
 
 template <class T> struct AttentionInput {
     View<const T> q, k, v;                             // (N, H*D), (M, Hkv*D), (M, Hkv*D); rows may have strides
-    View<const int> positions;                         // (1, N): of each query in its document; at most its row in the keys
+    View<const int> positions;                         // (1, N): of each query in its document, at most own
     View<const int> documents;                         // (1, documents + 1): their first rows, then N
     long head_dim;                                     // D
     Real<T> scale;                                     // usually 1 / sqrt(D)
 };
 template <class T> struct AttentionGrad { View<T> dq, dk, dv; };   // shapes like q, k, v; overwritten
 
-// Tiles: one thread works on strips of `lanes` columns that the compiler turns into vectors; a GPU thread on one column.
+// Tiles. A one-thread block works on strips of `lanes` columns, which become vectors; a GPU thread on one column.
 inline constexpr bool attention_one_thread = max_threads == 1;
 inline constexpr long attention_lanes = attention_one_thread ? 16 : 1;
 inline constexpr long attention_keys = attention_one_thread ? 64 : 32;
@@ -71,7 +71,7 @@ template <class R, class T> __device__ void stage_columns(R* __restrict__ tile, 
             tile[d * rows + r] = r < x.count ? scale * R(x.data[r * x.stride + d]) : R(0);
 }
 
-// And back: x[r][d] = tile[d * rows + r] * factor[r] for r < count; no factor: 1.
+// And back: x[r][d] = tile[d * rows + r] for r < count.
 template <class R, class T>
 __device__ void store_columns(T* x, long stride, const R* tile, long rows, long count, long D) {
     for (long r = threadIdx.x / warpSize; r < count; r += blockDim.x / warpSize)
@@ -81,8 +81,8 @@ __device__ void store_columns(T* x, long stride, const R* tile, long rows, long 
 template <class R> struct TileA { const R* data; long row, step; };    // element (r, k) at data[r * row + k * step]
 template <class R> struct TileB { const R* data; long cols, stride; }; // element (k, c) at data[k * stride + c]
 
-// sum over k of a(r, k) * b(k, c) for all r < rows (rounded up to four) and c < b.cols (a multiple of `lanes`), four rows
-// and one strip at a time. limits(r, c) says which k matter to the strip; emit(r, c, sums) gets the results of each row.
+// sum over k of a(r, k) * b(k, c) for all r < rows (rounded up to four) and c < b.cols (a multiple of `lanes`), four
+// rows and one strip at a time. limits(r, c) says which k matter to them; emit(r, c, sums) gets the result of each row.
 // The four rows of sums have names because g++ keeps those in registers, and a nested array not.
 template <long lanes, class R, class Limits, class Emit>
 __device__ void tile_product(TileA<R> a, TileB<R> b, long rows, Limits limits, Emit emit) {
@@ -194,7 +194,8 @@ template <class R> constexpr size_t attention_backward_bytes(long D) {
 }
 
 // delta: (N, H). One block a row.
-template <class T> __global__ void attention_delta_kernel(Real<T>* delta, View<const T> dout, View<const T> out, long D) {
+template <class T>
+__global__ void attention_delta_kernel(Real<T>* delta, View<const T> dout, View<const T> out, long D) {
     using R = Real<T>;
     const long H = out.cols / D;
     for (long h = threadIdx.x; h < H; h += blockDim.x) {
@@ -213,13 +214,13 @@ template <class T> struct AttentionBackward {
     Real<T>*delta, *sums;
 };
 
-// One block a document and KV head: a tile of keys at a time, all queries after it, five products a pair of tiles. dk and
-// dv of the tile stay in shared memory, dq is added up in `sums` and leaves it with its last tile of keys.
+// One block a document and KV head: a tile of keys at a time, all queries after it, five products a pair of tiles.
+// dk and dv of the tile stay in shared memory; dq is added up in `sums` and leaves it with its last tile of keys.
 template <class T> __global__ void attention_backward_kernel(AttentionBackward<T> b, AttentionInput<T> in) {
     using R = Real<T>;
     constexpr long Q = attention_backward_queries, K = attention_keys, lanes = attention_lanes;
-    const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, N = in.q.rows, group = in.q.cols / in.k.cols;
-    const long docs = in.documents.cols - 1, kv_head = blockIdx.x / docs, at = kv_head * D;
+    const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, group = in.q.cols / in.k.cols;
+    const long N = in.q.rows, docs = in.documents.cols - 1, kv_head = blockIdx.x / docs, at = kv_head * D;
     const long begin = in.documents.data[blockIdx.x % docs], end = in.documents.data[blockIdx.x % docs + 1];
     R *kt = shared_memory<R>(), *vt = kt + K * P, *k = vt + K * P, *dkt = k + K * P, *dvt = dkt + K * P;
     R *q = dvt + K * P, *dout = q + Q * P, *p = dout + Q * P, *ds = p + Q * K, *lse = ds + Q * K, *delta = lse + Q;
@@ -233,12 +234,12 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
         for (long h = kv_head * group; h < (kv_head + 1) * group; ++h)
             for (long q0 = k0; q0 < end; q0 += Q) {
                 const long count = end - q0 < Q ? end - q0 : Q;
-                // A row that is not finite must not reach keys that it does not see through 0 * NaN: so it is staged as 0
-                // and arrives through its lse, which is NaN then (of q: already; of dout: set here).
-                stage_rows(q, HeadRows<T>{in.q.data + q0 * in.q.stride + h * D, in.q.stride, count, D}, Q, in.scale,
-                           Keep::finite);
-                stage_rows(dout, HeadRows<T>{b.dout.data + q0 * b.dout.stride + h * D, b.dout.stride, count, D}, Q, R(1),
-                           Keep::finite);
+                // A row that is not finite must not reach keys that it does not see through 0 * NaN: so it is staged
+                // as 0 and arrives through its lse, which is NaN then (of q: already; of dout: set here).
+                const HeadRows<T> rows{in.q.data + q0 * in.q.stride + h * D, in.q.stride, count, D};
+                const HeadRows<T> drows{b.dout.data + q0 * b.dout.stride + h * D, b.dout.stride, count, D};
+                stage_rows(q, rows, Q, in.scale, Keep::finite);
+                stage_rows(dout, drows, Q, R(1), Keep::finite);
                 for (long r = threadIdx.x; r < count; r += blockDim.x) {
                     delta[r] = b.delta[(q0 + r) * H + h];
                     lse[r] = is_finite(delta[r]) ? b.lse[(q0 + r) * H + h] : R(NAN);
@@ -250,7 +251,7 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
                     const R shift = r < count ? lse[r] : R(0);
                     for (int l = 0; l < lanes; ++l) p[r * K + c + l] = l <= last ? fast_exp(x[l] - shift) : R(0);
                 });
-                tile_product<lanes>(TileA<R>{dout, P, 1}, TileB<R>{vt, K, K}, Q, visible, [&](long r, long c, const R* x) {
+                tile_product<lanes>(TileA<R>{dout, P, 1}, TileB<R>{vt, K, K}, Q, visible, [&](long r, long c, auto x) {
                     const int last = r < count ? int(q0 + r - k0 - c) : -1;
                     const R shift = r < count ? delta[r] : R(0);
                     for (int l = 0; l < lanes; ++l)
@@ -291,20 +292,22 @@ template <class T> void attention_check(const AttentionInput<T>& in, Where at = 
     require_equal(std::min(D, attention_max_head), D, "attention: largest head size", at);
     require_equal(in.q.cols / D * D, in.q.cols, "attention: columns of q in whole heads", at);
     require_equal(in.k.cols / D * D, in.k.cols, "attention: columns of k in whole heads", at);
-    require_equal(in.q.cols / in.k.cols * in.k.cols, in.q.cols, "attention: query heads in whole groups of the KV heads", at);
+    require_equal(in.q.cols / in.k.cols * in.k.cols, in.q.cols, "attention: columns of q in whole groups of k", at);
     require_equal(in.v.cols, in.k.cols, "attention: columns of v and k", at);
     require_equal(in.v.rows, in.k.rows, "attention: rows of v and k", at);
     require_equal(std::max(in.q.rows, in.k.rows), in.k.rows, "attention: at least as many keys as queries", at);
     require_equal(in.positions.cols, in.q.rows, "attention: one position a query", at);
 }
 
-template <class T> void attention_check_same(View<const T> a, View<const T> b, const char* what, Where at = Where::current()) {
+template <class T>
+void attention_check_same(View<const T> a, View<const T> b, const char* what, Where at = Where::current()) {
     require_equal(a.rows, b.rows, what, at);
     require_equal(a.cols, b.cols, what, at);
 }
 
 // A head that is too big for the card's shared memory is refused here, in words.
-inline void attention_check_shared([[maybe_unused]] const Device& d, [[maybe_unused]] long D, [[maybe_unused]] size_t bytes) {
+inline void attention_check_shared(const Device& d, long D, size_t bytes) {
+    (void)d, (void)D, (void)bytes;
 #if defined(__CUDACC__)
     int most = 0;
     check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, d.index));
@@ -326,8 +329,9 @@ template <class T> void attention_forward(Device& d, View<T> out, View<Real<T>> 
     const long Q = few ? attention_few_queries : attention_queries;
     const size_t shared = attention_forward_bytes<Real<T>>(Q, D);
     attention_check_shared(d, D, shared);
-    const auto kernel = few ? attention_forward_kernel<T, attention_few_queries> : attention_forward_kernel<T, attention_queries>;
-    launch(d, {(N + Q - 1) / Q * H, 256, shared}, kernel, out, lse.data, in);
+    const Grid grid((N + Q - 1) / Q * H, 256, shared);
+    if (few) launch(d, grid, attention_forward_kernel<T, attention_few_queries>, out, lse.data, in);
+    else launch(d, grid, attention_forward_kernel<T, attention_queries>, out, lse.data, in);
 }
 
 // Elements of Real<T> that attention_backward needs: dq so far, and delta.
@@ -335,8 +339,8 @@ template <class T> long attention_scratch(long N, long H, [[maybe_unused]] long 
 
 // Needs M == N. scratch: (1, attention_scratch<T>(N, H, Hkv, D)).
 template <class T>
-void attention_backward(Device& d, const AttentionGrad<T>& g, View<const T> dout, View<const T> out, View<const Real<T>> lse,
-                        const AttentionInput<T>& in, View<Real<T>> scratch) {
+void attention_backward(Device& d, const AttentionGrad<T>& g, View<const T> dout, View<const T> out,
+                        View<const Real<T>> lse, const AttentionInput<T>& in, View<Real<T>> scratch) {
     attention_check(in);
     const long D = in.head_dim, N = in.q.rows, H = in.q.cols / D, Hkv = in.k.cols / D;
     require_equal(in.k.rows, N, "attention: backward needs as many keys as queries");
