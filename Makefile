@@ -91,7 +91,7 @@ TSAN_FLAGS := $(BASE) -O1 -g -fsanitize=thread -DBT_SIMT
 ARCH_FLAGS := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler -Wall $(if $(word 2,$(CUDA_ARCHS)),$(ARCH_FLAGS),-arch=sm_$(CUDA_ARCHS))
 LINK = $(CXX) $(SANITIZE) $(OPENMP) $(LDFLAGS) $(filter %.o,$^) -o $@ $(LIBDIRS) $(LIBS) -pthread
-QUIET   = $(if $(filter gcc$(CXX),$(firstword $(COMPILER))$(1)),-Wno-restrict)#   g++ 12 imagines overlaps in std::string
+QUIET   = $(if $(filter gcc$(CXX),$(firstword $(COMPILER))$(1)),-Wno-restrict)#   g++ 12 imagines overlapping strings
 COMPILE = @mkdir -p $(@D); echo "  $<$(if $(findstring SIMT,$(1)), (simt))"; \
 	$(2) $(1) $(call QUIET,$(2)) $(CXXFLAGS) -MMD -MP -c
 
@@ -185,7 +185,7 @@ tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
 	$(call run,$< test/simt_race.sh)
 
 # Every header compiles when it is included alone.
-HEADERS := $(filter-out device/%,$(wildcard *.h kernels/*.h kernels/*/*.h comm/*.h))
+HEADERS := $(filter-out device/% test/% dev/% build/% third_party/%,$(wildcard *.h */*.h */*/*.h))
 headers: $(patsubst %,$(BUILD)/headers/%.ok,$(HEADERS))
 $(BUILD)/headers/%.ok: % $(BUILD)/flags
 	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include $< /dev/null
