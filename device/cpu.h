@@ -9,7 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <thread>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -69,7 +71,7 @@ inline std::string device_name(int) { return "CPU"; }
 
 inline int default_team() {
 #if defined(_OPENMP)
-    return std::max(1, int(std::thread::hardware_concurrency()));
+    return std::max(1, std::min(omp_get_max_threads(), omp_get_thread_limit()));   // OMP_NUM_THREADS, else the cores
 #else
     return 1;
 #endif
