@@ -1,8 +1,9 @@
 // device.h - all that a kernel may use: CUDA words on every device, launch(), block sums, types, Philox, errors.
-// Copy with: device/error.h device/types.h device/view.h device/random.h device/cpu.h device/cuda.h device/block.h device/math.h
-// A kernel is ordinary CUDA, right for every blockDim. Each block owns a contiguous piece of work; its threads stride over
-// it by blockDim.x. nvcc makes CUDA kernels of it; g++ one-thread blocks (device/cpu.h); -DBT_SIMT runs every CUDA thread as
-// a fiber and finds races and divergent barriers (test/simt.h). Read next: memory.h, then any header in kernels/.
+// Copy with: the folder device/
+// A kernel is ordinary CUDA, right for every blockDim. Each block owns a contiguous piece of work; its threads stride
+// over it by blockDim.x. nvcc makes CUDA kernels of it; g++ one-thread blocks (device/cpu.h); -DBT_SIMT runs every CUDA
+// thread as a fiber and finds races and divergent barriers (test/simt.h). Read next: memory.h, then any header in
+// kernels/.
 #pragma once
 #include "device/error.h"
 #include "device/types.h"
@@ -58,7 +59,8 @@ void launch(Device& d, Grid g, void (*kernel)(Params...), Args... args) {
     kernel<<<g.blocks, threads, g.shared_bytes, d.stream>>>(static_cast<Params>(args)...);
     check(cudaGetLastError(), g.where);
 #else
-    run_grid(g.blocks, std::min(g.threads, d.threads), g.shared_bytes, d.team, [=] { kernel(static_cast<Params>(args)...); });
+    run_grid(g.blocks, std::min(g.threads, d.threads), g.shared_bytes, d.team,
+             [=] { kernel(static_cast<Params>(args)...); });
 #endif
 }
 

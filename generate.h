@@ -1,7 +1,8 @@
 // generate.h - the model without a backward pass: evaluation, and text token by token with cached keys and values.
-// Copy with: gpt.h, state.h, dataloader.h, dataloader.cpp, tokenizer.h, tokenizer.cpp and what they name
-// The sampler takes logits on the host: temperature 0 is the likeliest token; top-k, then top-p cut the tail. The random
-// number of token i is element i of Philox (seed, Stream::sample, step): the same text on every device and layout.
+// Copy with: gpt.h, state.h, dataloader.h and what they name
+// The sampler takes logits on the host: temperature 0 is the likeliest token; top-k, then top-p cut the tail. The
+// random number of token i is element i of Philox (seed, Stream::sample, step): the same text on every device and
+// layout.
 #pragma once
 #include "dataloader.h"
 #include "gpt.h"
@@ -11,7 +12,8 @@
 
 namespace baretrain {
 
-// hidden: (N, C), after the final norm, overwritten. All blocks share one set of activations. caches: one a block, or empty.
+// hidden: (N, C), after the final norm, overwritten. All blocks share one set of activations. caches: one a block, or
+// empty.
 template <class T>
 void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T> hidden, const RowViews& rows,
            const std::vector<KvCache<T>>& caches = {}) {
@@ -27,7 +29,7 @@ void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T>
     norm_forward(c, hidden, s.take<Real<T>>(hidden.rows, 2), x, ends->norm);
 }
 
-// ---- evaluation -------------------------------------------------------------------------------------------------------
+// ---- evaluation -----------------------------------------------------------------------------------------------------
 // Sum of the log-probabilities of the trained targets.
 template <class T>
 double evaluate_rows(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Rows& m) {
@@ -60,7 +62,7 @@ double evaluate(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, con
     return count ? -sum / double(count) : 0;
 }
 
-// ---- sampling ---------------------------------------------------------------------------------------------------------
+// ---- sampling -------------------------------------------------------------------------------------------------------
 struct Sampling {
     double temperature = 1;                            // 0: the likeliest token
     long top_k = 0;                                    // 0, or more than there are tokens: all
@@ -98,8 +100,8 @@ public:
             caches_.push_back({scratch_.take<T>(longest, K), scratch_.take<T>(longest, K), 0});
     }
 
-    // Calls use(token) for each new token until it returns false or `tokens` are written. The prompt is not empty. When the
-    // context is full it starts again from its later half.
+    // Calls use(token) for each new token until it returns false or `tokens` are written. The prompt is not empty. When
+    // the context is full it starts again from its later half.
     void generate(std::vector<int> context, long tokens, const Sampling& how, const std::function<bool(int)>& use) {
         require(!context.empty(), "generate: a prompt of at least one token");
         size_t fed = 0;
@@ -114,7 +116,8 @@ public:
         }
     }
 
-    // Logits after `ids`, which follow the `length` tokens that are in the cache. Without a cache: length 0 and all ids.
+    // Logits after `ids`, which follow the `length` tokens that are in the cache. Without a cache: length 0 and all
+    // ids.
     std::vector<double> feed(const std::vector<int>& ids, long length) {
         const int N = int(ids.size());
         std::vector<int> positions(ids.size());
@@ -127,7 +130,8 @@ public:
         const auto logits = s.take<Real<T>>(1, c_.shape.vocab);
         auto ends = weights_.gather(0);
         infer(c_, weights_, ends, hidden, rows, caches_);
-        matmul<Real<T>, T>(c_.matmul, c_.device, logits, hidden.row_range(N - 1, 1), ends->head.w, {}, {.transpose_b = true});
+        matmul<Real<T>, T>(c_.matmul, c_.device, logits, hidden.row_range(N - 1, 1), ends->head.w, {},
+                           {.transpose_b = true});
         weights_.release(ends);
 
         std::vector<Real<T>> host(size_t(c_.shape.vocab));

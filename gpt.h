@@ -1,8 +1,9 @@
 // gpt.h - the model: one block forward, one block backward, and the two ends. It does not know how it is sharded.
 // Copy with: lease.h, linear.h, kernels/ (all of it) and what they name
-// It sees N rows: a token, a target and a position each, and where documents start. What a family lacks is an empty view:
-// no bias, no learned position, no rotation; a norm without bias is an RMSNorm; `up` twice as wide as `act` is a SwiGLU.
-// N rows, C channels, H heads and Hkv key-value heads of size D, F hidden units, V tokens. Read next: train_gpt.cu.
+// It sees N rows: a token, a target and a position each, and where documents start. What a family lacks is an empty
+// view: no bias, no learned position, no rotation; a norm without bias is an RMSNorm; `up` twice as wide as `act` is a
+// SwiGLU. N rows, C channels, H heads and Hkv key-value heads of size D, F hidden units, V tokens. Read next:
+// train_gpt.cu.
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/attention.h"
@@ -16,7 +17,7 @@
 
 namespace baretrain {
 
-// ---- the rows of a micro-batch, on the device -------------------------------------------------------------------------
+// ---- the rows of a micro-batch, on the device -----------------------------------------------------------------------
 struct RowViews {
     View<const int> tokens, targets, positions;        // (1, N); target -1: ignored
     View<const int> documents;                         // (1, documents + 1): start rows, then N
@@ -46,7 +47,7 @@ private:
     long next_ = 0;
 };
 
-// ---- what the backward pass needs of the forward pass -----------------------------------------------------------------
+// ---- what the backward pass needs of the forward pass ---------------------------------------------------------------
 template <class T> struct BlockActs {
     View<T> norm1, qkv, att, mid, norm2, up, act, out;
     View<Real<T>> stats1, lse, stats2;
@@ -72,7 +73,7 @@ template <class T> struct KvCache {
     long length = 0;
 };
 
-// ---- operations on the context ----------------------------------------------------------------------------------------
+// ---- operations on the context --------------------------------------------------------------------------------------
 // y: (N, C) and stats: (N, 2) are overwritten.
 template <class T>
 void norm_forward(Context<T>& c, View<T> y, View<Real<T>> stats, Input<T> x, const Norm<T>& n) {
@@ -149,7 +150,7 @@ void attention_backward(Context<T>& c, View<T> dqkv, Input<T> datt, const BlockA
                           attention_input<T>(c, split(m, a.qkv), rows), scratch);
 }
 
-// ---- one block --------------------------------------------------------------------------------------------------------
+// ---- one block ------------------------------------------------------------------------------------------------------
 // x: (N, C), the residual stream; returns it after the block. Everything in `a` is overwritten.
 template <class T>
 View<T> block_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a, Input<T> x, const RowViews& rows,
@@ -178,7 +179,8 @@ void block_backward(Context<T>& c, const Weights<T>& w, const Lease<Real<T>>& g,
                     View<T> dx, const RowViews& rows) {
     Scratch s(c.scratch);
     const auto dact = s.take<T>(x.rows, a.act.cols), dup = s.take<T>(x.rows, a.up.cols);
-    const auto dnorm = s.take<T>(x.rows, x.cols), datt = s.take<T>(x.rows, a.att.cols), dqkv = s.take<T>(x.rows, a.qkv.cols);
+    const auto dnorm = s.take<T>(x.rows, x.cols), datt = s.take<T>(x.rows, a.att.cols),
+               dqkv = s.take<T>(x.rows, a.qkv.cols);
 
     linear_backward(c, dact, dx, a.act, {w.down, g->down, g.write});
     activation_backward<T>(c.device, dup, dact, a.up);
@@ -192,7 +194,7 @@ void block_backward(Context<T>& c, const Weights<T>& w, const Lease<Real<T>>& g,
     norm_backward(c, dx, dnorm, x, a.stats1, {w.norm1, g->norm1, g.write});
 }
 
-// ---- the two ends -----------------------------------------------------------------------------------------------------
+// ---- the two ends ---------------------------------------------------------------------------------------------------
 template <class T> void embed_forward(Context<T>& c, View<T> x, const Weights<T>& w, const RowViews& rows) {
     embed_forward<T>(c.device, x, rows.tokens, w.wte, rows.positions, w.wpe);
 }
@@ -229,11 +231,10 @@ void head_logprobs(Context<T>& c, View<Real<T>> logprob, const Linear<T>& head, 
     });
 }
 
-// Cross-entropy, forward and backward of a chunk at once, so that logits are computed once. logprob: (1, N) and dx: (N, C)
-// are overwritten, the head's gradient overwritten or added to. weight: -1 / trained tokens of the whole step.
-template <class T>
-void head_backward(Context<T>& c, View<T> dx, View<Real<T>> logprob, Input<T> x, View<const int> targets, Real<T> weight,
-                   Learned<Linear, T> head) {
+// Cross-entropy, forward and backward of a chunk at once, so that logits are computed once. logprob: (1, N) and dx: (N,
+// C) are overwritten, the head's gradient overwritten or added to. weight: -1 / trained tokens of the whole step.
+template <class T> void head_backward(Context<T>& c, View<T> dx, View<Real<T>> logprob, Input<T> x,
+                                      View<const int> targets, Real<T> weight, Learned<Linear, T> head) {
     for_each_logits<T>(c, head.w, x, [&](long first, long n, View<Real<T>> logits) {
         Scratch s(c.scratch);
         View<T> dlogits;

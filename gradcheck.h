@@ -1,8 +1,9 @@
 // gradcheck.h - every hand-written backward pass against central differences in fp64, element by element.
 // Copy with: gpt.h and what it names
 // An operation maps inputs to y; with a fixed upstream u the loss is <u, y>. For every element of every input the slope
-// (loss(x + h) - loss(x - h)) / 2h must equal the gradient that the backward pass gives. Error = the worst difference of a
-// tensor over its largest gradient. Whole models are checked the same way, by the gradients that the training step takes.
+// (loss(x + h) - loss(x - h)) / 2h must equal the gradient that the backward pass gives. Error = the worst difference
+// of a tensor over its largest gradient. Whole models are checked the same way, by the gradients that the training step
+// takes.
 #pragma once
 #include "gpt.h"
 #include "lease.h"
@@ -92,11 +93,14 @@ inline void linear(Bench& b, bool transposed) {
     const long N = 5, I = 6, O = 7;
     const ModelShape shape{};
     Context<double> c{b.d, b.matmul, b.arena, shape, {}};
-    const V x = b.take(N, I), dx = b.take(N, I), y = b.take(N, O), u = b.take(N, O), bias = b.take(1, O), dbias = b.take(1, O);
+    const V x = b.take(N, I), dx = b.take(N, I), y = b.take(N, O), u = b.take(N, O), bias = b.take(1, O),
+            dbias = b.take(1, O);
     const V w = transposed ? b.take(I, O) : b.take(O, I), dw = transposed ? b.take(I, O) : b.take(O, I);
     const Linear<double> l{w, bias, transposed}, g{dw, dbias, transposed};
-    b.check(transposed ? "linear (in, out)" : "linear (out, in)", y, u, {{"x", x, dx}, {"weight", w, dw}, {"bias", bias, dbias}},
-            [=, &c] { linear_forward(c, y, x, l); }, [=, &c] { linear_backward(c, dx, u, x, {l, g, Write::over}); });
+    b.check(
+        transposed ? "linear (in, out)" : "linear (out, in)", y, u,
+        {{"x", x, dx}, {"weight", w, dw}, {"bias", bias, dbias}}, [=, &c] { linear_forward(c, y, x, l); },
+        [=, &c] { linear_backward(c, dx, u, x, {l, g, Write::over}); });
 }
 
 inline void norm(Bench& b, bool layernorm) {
@@ -114,7 +118,8 @@ inline void norm(Bench& b, bool layernorm) {
 
 inline void rotation(Bench& b) {
     const long N = 4, D = 6;
-    const V x = b.take(N, 2 * D), dx = b.take(N, 2 * D), y = b.take(N, 2 * D), u = b.take(N, 2 * D), table = b.take(8, D);
+    const V x = b.take(N, 2 * D), dx = b.take(N, 2 * D), y = b.take(N, 2 * D), u = b.take(N, 2 * D),
+            table = b.take(8, D);
     fill_rope(b.d, table, 100.0);
     const View<const int> positions = b.ints({0, 1, 5, 7});
     b.check("RoPE", y, u, {{"x", x, dx}},
@@ -124,7 +129,8 @@ inline void rotation(Bench& b) {
 
 inline void attention(Bench& b) {
     const long N = 9, H = 4, K = 2, D = 3;
-    const V q = b.take(N, H * D), k = b.take(N, K * D), v = b.take(N, K * D), y = b.take(N, H * D), u = b.take(N, H * D);
+    const V q = b.take(N, H * D), k = b.take(N, K * D), v = b.take(N, K * D), y = b.take(N, H * D),
+            u = b.take(N, H * D);
     const V dq = b.take(N, H * D), dk = b.take(N, K * D), dv = b.take(N, K * D), lse = b.take(N, H);
     const V scratch = b.take(1, attention_scratch<double>(N, H, K, D));
     const AttentionInput<double> in{q, k, v, b.ints({0, 1, 2, 3, 4, 0, 1, 2, 3}), b.ints({0, 5, 9}), D, 0.6};
@@ -143,13 +149,15 @@ inline void activation(Bench& b, bool gated) {
 inline void embedding(Bench& b) {
     const long N = 6, V_ = 5, T = 4, C = 3;
     const std::vector<int> tokens = {1, 4, 1, 0, 1, 4}, positions = {0, 1, 2, 0, 1, 2};
-    const V wte = b.take(V_, C), dwte = b.take(V_, C), wpe = b.take(T, C), dwpe = b.take(T, C), y = b.take(N, C), u = b.take(N, C);
+    const V wte = b.take(V_, C), dwte = b.take(V_, C), wpe = b.take(T, C), dwpe = b.take(T, C), y = b.take(N, C),
+            u = b.take(N, C);
     const auto views = [&](const Runs& r) { return RunViews{b.ints(r.rows), b.ints(r.starts), b.ints(r.keys)}; };
     const RunViews by_token = views(Runs(tokens, V_)), by_position = views(Runs(positions, T));
     const View<const int> t = b.ints(tokens), p = b.ints(positions);
-    b.check("embedding", y, u, {{"tokens", wte, dwte}, {"positions", wpe, dwpe}},
-            [=, &b] { embed_forward<double>(b.d, y, t, wte, p, wpe); },
-            [=, &b] { embed_backward<double>(b.d, dwte, u, by_token), embed_backward<double>(b.d, dwpe, u, by_position); });
+    b.check(
+        "embedding", y, u, {{"tokens", wte, dwte}, {"positions", wpe, dwpe}},
+        [=, &b] { embed_forward<double>(b.d, y, t, wte, p, wpe); },
+        [=, &b] { embed_backward<double>(b.d, dwte, u, by_token), embed_backward<double>(b.d, dwpe, u, by_position); });
 }
 
 inline void loss(Bench& b) {
@@ -195,13 +203,14 @@ inline std::vector<ModelShape> gradcheck_models() {
     return all;
 }
 
-// The parameter of the model that is worst: backward() fills the gradients, loss() reads the weights. Weights are set to
-// noise first: as small as they begin, q and k have gradients so small that rounding of the loss would drown them.
+// The parameter of the model that is worst: backward() fills the gradients, loss() reads the weights. Weights are set
+// to noise first: as small as they begin, q and k have gradients so small that rounding of the loss would drown them.
 inline GradcheckRow gradcheck_parameters(Device& d, const Params& params, WeightStore<double>& weights,
                                                       GradStore<double>& grads, const std::function<void()>& backward,
                                                       const std::function<double()>& loss) {
     for (const Param& p : params.rows())
-        gradient::fill(d, {weights.owned(p.unit).data + p.offset, 1, p.count()}, uint64_t(1000 + p.unit * 100 + int(p.place)), p.mean);
+        gradient::fill(d, {weights.owned(p.unit).data + p.offset, 1, p.count()},
+                       uint64_t(1000 + p.unit * 100 + int(p.place)), p.mean);
     backward();
     std::vector<std::vector<double>> units;
     for (int u = 0; u < params.units(); ++u) units.push_back(gradient::read(d, grads.owned(u)));

@@ -1,9 +1,10 @@
-// lease.h - whole weights and whole gradients of a unit exist between two visible calls; what lies behind is the store's.
+// lease.h - whole weights and whole gradients of a unit, between two visible calls; what lies behind is the store's.
 // Copy with: params.h and what it names
 //   auto w = weights.gather(unit);   ...   weights.release(w);      read what the optimizer last published
 //   auto g = grads.open(unit);       ...   grads.hand_over(g);      write (first micro-batch) or add (later) gradients
-// The step reads the same however the state is sharded: DDP, ZeRO and FSDP are other stores behind these four calls. A lease
-// only guards: no destructor communicates, but a lease that was not handed back is an error that names the line it came from.
+// The step reads the same however the state is sharded: DDP, ZeRO and FSDP are other stores behind these four calls. A
+// lease only guards: no destructor communicates, but a lease that was not handed back is an error that names the line
+// it came from.
 #pragma once
 #include "params.h"
 #include <exception>

@@ -1,5 +1,5 @@
 // linear.h - the linear layer y = x w^T + b, and what every operation of the model needs: the context of its rank.
-// Copy with: lease.h (for Linear), kernels/matmul.h, kernels/reduce.h and what they name
+// Copy with: params.h, kernels/matmul.h, kernels/reduce.h and what they name
 // Weights are (out, in) as in Llama, or (in, out) as in GPT-2: matmul reads either, nothing is turned in memory.
 // The two halves of the backward pass are two functions: frozen weights need only the first, pipelines reorder them.
 #pragma once

@@ -1,8 +1,8 @@
-// params.h - the one table that describes the parameters: a row a tensor. Everything about parameters is a loop over rows.
+// params.h - the one table that describes the parameters, a row a tensor; all else about them is a loop over its rows.
 // Copy with: shape.h, memory.h and what they name
-// Memory, initialisation, weight decay, optimizer spans, checkpoint names and gradients are all derived from it. Names and
-// layouts are Hugging Face's own, so that files are copies. A unit is what is gathered and handed over at once: unit 0 holds
-// the two ends (embeddings, final norm, head), unit l + 1 holds block l. Each unit is one flat segment.
+// Memory, initialisation, weight decay, optimizer spans, checkpoint names and gradients are all derived from it. Names
+// and layouts are Hugging Face's own, so that files are copies. A unit is what is gathered and handed over at once:
+// unit 0 holds the two ends (embeddings, final norm, head), unit l + 1 holds block l. Each unit is one flat segment.
 #pragma once
 #include "memory.h"
 #include "shape.h"
@@ -22,7 +22,7 @@ struct Param {
     Place place;
     long rows, cols;                                   // as stored; a vector is (1, n)
     bool transposed;                                   // a linear weight stored (in, out), as GPT-2 does
-    bool joined;                                       // follows the tensor before it without a gap: one matrix for matmul
+    bool joined;   // follows the tensor before it without a gap: one matrix for matmul
     double mean, std;                                  // initialisation
     long offset = 0;                                   // of its first element in its unit
     bool decay() const { return rows > 1; }            // matrices and embeddings; never biases or norms
@@ -108,7 +108,8 @@ inline void Params::add_ends() {
 
 // Residual outputs start smaller with depth, so that the sum of 2L branches starts at the size of one (GPT-2).
 inline void Params::add_block(int unit) {
-    const long C = shape_.dim, A = shape_.heads * shape_.head_dim, K = shape_.kv_heads * shape_.head_dim, F = shape_.ffn;
+    const long C = shape_.dim, A = shape_.heads * shape_.head_dim, K = shape_.kv_heads * shape_.head_dim,
+               F = shape_.ffn;
     const double in = 0.02, out = 0.02 / std::sqrt(2.0 * double(shape_.layers));
     const bool gpt2 = shape_.family == "gpt2";
     const std::string block = (gpt2 ? "transformer.h." : "model.layers.") + std::to_string(unit - 1) + ".";
@@ -116,7 +117,8 @@ inline void Params::add_block(int unit) {
         rows_.push_back({block + name, unit, place, 1, n, false, false, mean, 0});
     };
     auto matrix = [&](const char* name, Place place, long outputs, long inputs, double std, bool joined = false) {
-        rows_.push_back({block + name, unit, place, gpt2 ? inputs : outputs, gpt2 ? outputs : inputs, gpt2, joined, 0, std});
+        rows_.push_back(
+            {block + name, unit, place, gpt2 ? inputs : outputs, gpt2 ? outputs : inputs, gpt2, joined, 0, std});
     };
     if (gpt2) {
         vector("ln_1.weight", Place::norm1_w, C, 1);
@@ -144,7 +146,8 @@ inline void Params::add_block(int unit) {
     }
 }
 
-// Tensors begin at multiples of 64 elements, joined ones right behind the one before; a unit's size is a multiple of 64.
+// Tensors begin at multiples of 64 elements, joined ones right behind the one before; a unit's size is a multiple of
+// 64.
 inline void Params::lay_out() {
     auto padded = [](long n) { return (n + 63) / 64 * 64; };
     sizes_.assign(size_t(shape_.layers) + 1, 0);

@@ -38,8 +38,8 @@ public:
     const std::string& path() const { return path_; }
     void write_config(const std::string& toml);
     void write_run_json(const Facts& facts);
-    void log(const StepLog& log);                      // one line, written when it returns; steps only grow, or come again
-                                                       // with more in them (val_loss): then the line is replaced
+    void log(const StepLog& log);   // one line, written when it returns; steps only grow, or come again
+                                    // with more in them (val_loss): then the line is replaced
     void sample(long step, const std::string& text);
     void write_html() const;
     bool stop_requested() const;                       // somebody made a file `stop` in the folder

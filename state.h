@@ -1,8 +1,9 @@
-// state.h - what a rank keeps from step to step: weights, gradients, master and moments; how they begin; their names in files.
+// state.h - what the optimizer keeps from step to step, how weights begin, and the tensors' names in files.
 // Copy with: lease.h, kernels/adamw.h, kernels/copy.h, checkpoint.h and what they name
-// The master weight and the moments are Real<T>. For float and double the master is the weight itself; for bf16 the weights
-// are its rounded copy, made again after each update. All loops run over the rows of the parameter table.
+// The master weight and the moments are Real<T>. For float and double the master is the weight itself; for bf16 the
+// weights are its rounded copy, made again after each update. All loops run over the rows of the parameter table.
 #pragma once
+#include "checkpoint.h"
 #include "checkpoint.h"
 #include "kernels/adamw.h"
 #include "kernels/copy.h"
@@ -86,7 +87,7 @@ public:
     void publish_all(Device& d) {
         for (int u = 0; u < params_.units(); ++u) {
             const View<R> master = master_[size_t(u)];
-            const long rows = master.cols / 64;            // units are multiples of 64: as rows, so that there are blocks
+            const long rows = master.cols / 64;   // units are multiples of 64: as rows, so that there are blocks
             if constexpr (!std::is_same_v<T, R>)
                 copy<T, R>(d, {weights_.owned(u).data, rows, 64}, {master.data, rows, 64});
             weights_.publish(u);

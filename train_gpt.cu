@@ -1,14 +1,11 @@
 // train_gpt.cu - the program: setup, train_step, loop. Start here; then gpt.h, which holds the model.
 // One rank's training step stands in full view: where weights are gathered and released, where gradients are opened and
 // handed over, where the loss is scaled (once), and how the update follows. Everything it calls is one header away.
-#include "checkpoint.h"
-#include "config.h"
-#include "dataloader.h"
 #include "doctor.h"
 #include "generate.h"
 #include "gradcheck.h"
 #include "report.h"
-#include "state.h"
+#include "trainer.h"
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -17,50 +14,9 @@
 
 namespace baretrain {
 
-// ---- what a rank holds ------------------------------------------------------------------------------------------------
-template <class T> struct Trainer {
-    using R = Real<T>;
-    const Config& config;
-    const Params& params;
-    Device device;
-    Matmul matmul;
-    Arena& arena;
-    WholeWeights<T> weights;
-    WholeGrads<R> grads;
-    Optimizer<T> optimizer;
-
-    RowBuffers rows;
-    View<R> rope, logprobs, final_stats;               // (seq, D); (micro-batches, N); (N, 2)
-    View<T> embedded, final;                           // (N, C): before the first block, after the final norm
-    std::vector<BlockActs<T>> acts;
-    View<double> squares;                              // parts of the sum of squares, unit after unit
-    View<StepState> state;
-    Context<T> context;
-
-    long step = 0, position = 0, tokens = 0;           // updates made, windows read, tokens trained
-
-    Trainer(const Config& config, const Params& params, Arena& arena)
-        : config(config), params(params), device{.dry = arena.dry()}, matmul(device), arena(arena), weights(arena, params),
-          grads(arena, params), optimizer(arena, params, weights), rows(arena, micro_rows()),
-          rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
-          logprobs(arena.take<R>(micro_batches(), micro_rows())), final_stats(arena.take<R>(micro_rows(), 2)),
-          embedded(arena.take<T>(micro_rows(), config.shape.dim)), final(arena.take<T>(micro_rows(), config.shape.dim)),
-          state(arena.take<StepState>(1, 1)), context{device, matmul, arena, params.shape(), rope} {
-        for (long l = 0; l < config.shape.layers; ++l)
-            acts.push_back(BlockActs<T>::take(arena, config.shape, micro_rows()));
-        long parts = 0;
-        for (int u = 0; u < params.units(); ++u) parts += square_parts(params.unit_size(u));
-        squares = arena.take<double>(1, parts);
-        fill_rope(device, rope, config.shape.rope_theta);
-    }
-    long micro_rows() const { return config.batch * config.seq; }
-    long micro_batches() const { return config.tokens_per_step / micro_rows(); }
-    View<const T> input(int block) const { return block == 1 ? embedded : acts[size_t(block - 2)].out; }
-};
-
-// ---- one step ---------------------------------------------------------------------------------------------------------
+// ---- one step -------------------------------------------------------------------------------------------------------
 struct StepResult {
-    double loss, grad_norm;                            // mean over the trained tokens of the whole step; before clipping
+    double loss, grad_norm;   // mean over the trained tokens of the whole step; before clipping
     long trained;
     bool skipped;
 };
@@ -108,7 +64,8 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
     for (int unit = 0; unit < t.params.units(); ++unit) t.grads.finish(unit);
 }
 
-// One optimizer step. A step without a trained token, or with a gradient that is not finite, leaves the weights as they are.
+// One optimizer step. A step without a trained token, or with a gradient that is not finite, leaves the weights as they
+// are.
 template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>& micros) {
     long trained = 0;
     for (const Rows& m : micros) trained += m.trained();
@@ -140,62 +97,36 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
 
 template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data) {
     std::vector<Rows> micros;
-    for (long i = 0; i < t.micro_batches(); ++i) micros.push_back(data.rows(t.position + i * t.config.batch, t.config.batch));
+    for (long i = 0; i < t.micro_batches(); ++i)
+        micros.push_back(data.rows(t.position + i * t.config.batch, t.config.batch));
     t.position += t.micro_batches() * t.config.batch;
     return micros;
 }
 
-// ---- files ------------------------------------------------------------------------------------------------------------
-// What must be the same when a run goes on: else its numbers would not be those of the run that never stopped.
-std::map<std::string, std::string> facts(const Config& c, const Corpus& corpus) {
-    return {{"data", corpus.hash}, {"dtype", c.dtype}, {"seq", std::to_string(c.seq)}, {"seed", std::to_string(c.seed)}};
-}
-
-template <class T> std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, const std::string& run) {
-    CheckpointParts parts;
-    parts.config_json = to_hf_config(t.params.shape(), t.config.dtype == "bf16"   ? "bfloat16"
-                                                       : t.config.dtype == "fp64" ? "float64" : "float32",
-                                     tokenizer.end_of_text());
-    parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
-    parts.state = t.optimizer.sources(t.device);
-    parts.extra_files = tokenizer.files();
-    parts.trainer = {t.step, t.position, t.tokens, uint64_t(t.config.seed), facts(t.config, corpus)};
-    return save_checkpoint(run, parts, t.config.keep);
-}
-
-template <class T> void load_weights(Trainer<T>& t, const std::string& folder) {
-    load_model_tensors(folder, tensor_targets<T>(t.device, t.params, owned_units(t.params, t.weights), ""));
-}
-
-template <class T> void resume(Trainer<T>& t, const Corpus& corpus, const std::string& checkpoint) {
-    require_complete(checkpoint);
-    const TrainerState saved = read_trainer_state(checkpoint);
-    require_same_facts(saved, facts(t.config, corpus));
-    load_weights(t, checkpoint);
-    load_tensors(checkpoint + "/state/optimizer.safetensors", t.optimizer.targets(t.device));
-    t.step = saved.step, t.position = saved.position, t.tokens = saved.tokens;
-}
-
-// ---- the run ----------------------------------------------------------------------------------------------------------
+// ---- the run --------------------------------------------------------------------------------------------------------
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 volatile std::sig_atomic_t interrupted = 0;            // Ctrl-C: save, then end
 
-// Where a run is to be taken up: the run folder and its checkpoint; both empty: nothing there yet.
+// Where a run is to be taken up: the run folder and its checkpoint. No checkpoint: it was cut off before its first one
+// and begins again. Both empty: a new run.
 struct Resume { std::string run, checkpoint; };
 
 Resume find_resume(const Config& c) {
     namespace fs = std::filesystem;
+    const bool automatic = c.resume == "auto";
     if (c.resume.empty()) return {};
-    if (c.resume != "auto" && fs::exists(c.resume + "/state"))
-        return {fs::path(c.resume).lexically_normal().parent_path().string(), c.resume};
-    const std::string run = c.resume != "auto" ? c.resume : c.out.empty() ? newest_run("out") : c.out;
-    if (run.empty() || !fs::exists(run)) return {};
+    if (!automatic && fs::exists(c.resume + "/state")) {
+        const fs::path run = (fs::path(c.resume) / "..").lexically_normal();
+        return {(run.has_filename() ? run : run.parent_path()).string(), c.resume};
+    }
+    const std::string run = !automatic ? c.resume : c.out.empty() ? newest_run("out") : c.out;
+    if (automatic && (run.empty() || !fs::exists(run + "/config.toml"))) return {};
     const Found found = newest_checkpoint(run);
     for (const std::string& note : found.notes) std::printf("%s\n", note.c_str());
-    if (found.folder.empty() && c.resume != "auto") fail(c.resume + ": no complete checkpoint to resume from");
-    return {found.folder.empty() ? "" : run, found.folder};
+    if (found.folder.empty() && (!automatic || found.damaged)) fail("--resume: " + run + " has no complete checkpoint");
+    return {run, found.folder};
 }
 
 // Shows how far a long wait has come, at most once a second and only to a person.
@@ -225,7 +156,8 @@ template <class T> void require_memory(const Config& config, const Params& param
     const double planned = double(planned_bytes<T>(config, params)), free = double(available_memory());
     std::printf("memory  %.1f MB planned, %.1f MB available\n", planned / 1e6, free / 1e6);
     if (planned > free)
-        fail("not enough memory: " + std::to_string(long(planned / 1e6)) + " MB needed, " + std::to_string(long(free / 1e6)) +
+        fail("not enough memory: " + std::to_string(long(planned / 1e6)) + " MB needed, " +
+             std::to_string(long(free / 1e6)) +
              " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
 }
 
@@ -249,8 +181,10 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         const StepResult r = train_step(t, next_rows(t, train));
         const double s = seconds_since(begin);
         StepLog log;
-        log.step = t.step, log.loss = r.loss, log.grad_norm = r.grad_norm, log.lr = learning_rate(schedule_of(c), t.step - 1);
-        log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}}, log.skipped = r.skipped;
+        log.step = t.step, log.loss = r.loss, log.grad_norm = r.grad_norm,
+        log.lr = learning_rate(schedule_of(c), t.step - 1);
+        log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}},
+        log.skipped = r.skipped;
         if (r.skipped && c.nonfinite == "stop")
             fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
                  std::to_string(r.grad_norm) + " is not finite; nothing was updated or saved; try a smaller --lr");
@@ -263,7 +197,8 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
             log.val_loss = evaluate(t.context, t.weights, t.rows, val, c.batch, Progress{"evaluating"});
             run.log(log);
         }
-        if (t.step == 1 || due(c.log_every) || evaluated || r.skipped) std::printf("%s\n", log_line(log, c.steps).c_str());
+        if (t.step == 1 || due(c.log_every) || evaluated || r.skipped)
+            std::printf("%s\n", log_line(log, c.steps).c_str());
         if (due(c.sample_every)) {
             const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
             Generator<T> generator(t.context, t.weights, c.seq);
@@ -281,16 +216,18 @@ template <class T> int train(Config config, const Resume& from) {
     const Tokenizer tokenizer = load_tokenizer(config.tokenizer);
     if (config.shape.vocab == 0) config.shape.vocab = tokenizer.vocab();
     const Params params(config.shape);
-    std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n", config.shape.family.c_str(),
-                config.shape.layers, config.shape.dim, config.shape.heads, config.shape.vocab,
-                double(config.shape.parameters()) / 1e6, config.dtype.c_str());
-    std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(), Matmul::engine().c_str());
+    std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n",
+                config.shape.family.c_str(), config.shape.layers, config.shape.dim, config.shape.heads,
+                config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());
+    std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(),
+                Matmul::engine().c_str());
     require_memory<T>(config, params);
     const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq);
     std::printf("data    %s\n", corpus.describe().c_str());
     const Loader windows(corpus.train, config.seq, uint64_t(config.seed));
     if (config.epochs > 0)
-        set_steps(config, std::max(1L, long(std::ceil(config.epochs * double(windows.windows() * config.seq) / double(config.tokens_per_step)))));
+        set_steps(config, std::max(1L, long(std::ceil(config.epochs * double(windows.windows() * config.seq) /
+                                                      double(config.tokens_per_step)))));
 
     Arena arena(planned_bytes<T>(config, params));
     Trainer<T> t(config, params, arena);
@@ -298,19 +235,24 @@ template <class T> int train(Config config, const Resume& from) {
     else if (config.model_is_folder) load_weights(t, config.model), t.optimizer.adopt_weights(t.device);
     else t.optimizer.initialise(t.device, uint64_t(config.seed));
 
-    RunFolder run(config.out, from.checkpoint.empty() ? -1 : t.step);
+    RunFolder run(config.out, from.run.empty() ? -1 : t.step);
     run.write_config(to_toml(config));
     run.write_run_json(run_facts(t, corpus));
-    std::printf("run     %s%s\n\n", run.path().c_str(), from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
+    std::printf("run     %s%s\n\n", run.path().c_str(),
+                from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
     std::signal(SIGINT, [](int) { interrupted = 1; });
     loop(t, corpus, tokenizer, run);
-    std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done", t.step,
-                seconds_since(begin), run.path().c_str());
+    std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done",
+                t.step, seconds_since(begin), run.path().c_str());
     return 0;
 }
 
-// ---- the other commands -----------------------------------------------------------------------------------------------
+// ---- the other commands ---------------------------------------------------------------------------------------------
 template <class T> int generate(const Config& c) {
+    const long prompt = long(load_tokenizer(c.model).encode(c.prompt).size());
+    if (prompt > c.shape.seq)
+        fail("--prompt: " + std::to_string(prompt) + " tokens, but " + c.model + " sees at most " +
+             std::to_string(c.shape.seq) + " at once; give a shorter one");
     std::fputs(c.prompt.c_str(), stdout);
     const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), 0};
     generate_text<T>(c.model, c.shape, c.prompt, c.tokens, how, [](const std::string& piece) {
@@ -384,7 +326,8 @@ int run_command(int argc, const char* const* argv) {
                          [&](auto type) { return generate<decltype(type)>(c); });
 
     const Resume from = find_resume(c);
-    if (!from.run.empty() && std::none_of(argv, argv + argc, [](const std::string& a) { return a.starts_with("--config"); })) {
+    if (!from.run.empty() &&
+        std::none_of(argv, argv + argc, [](const std::string& a) { return a.starts_with("--config"); })) {
         std::vector<const char*> again(argv, argv + argc);
         const std::string recipe = from.run + "/config.toml";
         again.insert(again.end(), {"--config", recipe.c_str()});   // the run goes on as it was, but for flags

@@ -1,7 +1,7 @@
 // cpu.h - the CPU as a CUDA device whose blocks have one thread: threadIdx is the constant 0, blockDim the constant 1.
 // Copy with: device/error.h
-// So `for (i = threadIdx.x; i < n; i += blockDim.x)` is a plain stride-1 loop that the compiler vectorises, shared memory
-// is a variable of the one thread, barriers are nothing, and a launch is an OpenMP loop over blocks.
+// So `for (i = threadIdx.x; i < n; i += blockDim.x)` is a plain stride-1 loop that the compiler vectorises, shared
+// memory is a variable of the one thread, barriers are nothing, and a launch is an OpenMP loop over blocks.
 #pragma once
 #include "device/error.h"
 #include <algorithm>

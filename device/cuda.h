@@ -29,7 +29,8 @@ inline std::string device_name(int index) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
-        fail(std::string("no CUDA device found (") + cudaGetErrorString(status == cudaSuccess ? cudaErrorNoDevice : status) +
+        fail(std::string("no CUDA device found (") +
+             cudaGetErrorString(status == cudaSuccess ? cudaErrorNoDevice : status) +
              "); this program runs on NVIDIA GPUs: on a machine without one build ./train_gpt with `make`");
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, index));

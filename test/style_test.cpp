@@ -21,14 +21,16 @@ using Names = std::set<std::string>;
 // Host-only headers see no kernel at all.
 const std::map<std::string, int> layers = {
     {"device.h", 10}, {"memory.h", 15}, {"kernels.h", 20}, {"shape.h", 30}, {"params.h", 35}, {"lease.h", 40},
-    {"linear.h", 50}, {"gpt.h", 60}, {"state.h", 65}, {"generate.h", 70}, {"gradcheck.h", 70}, {"train_gpt.cu", 100},
+    {"linear.h", 50}, {"gpt.h", 60}, {"state.h", 65}, {"generate.h", 70}, {"gradcheck.h", 70}, {"trainer.h", 80},
+    {"train_gpt.cu", 100},
 };
 const std::map<std::string, int> host_layers = {
     {"shape.h", 30}, {"schedule.h", 30}, {"tokenizer.h", 30}, {"safetensors.h", 30}, {"doctor.h", 30}, {"report.h", 35},
     {"dataloader.h", 40}, {"checkpoint.h", 40}, {"config.h", 50},
 };
 const Names host_may_use = {"device/error.h", "device/types.h", "device/random.h"};
-const Names not_core = {"lora.h", "kernels/quantize.h", "page.cpp"};   // adapters, FP8, HTML: outside the core's budget
+// The core is what a training step runs. Not of it: adapters and FP8, sampling and gradcheck, and all host-only files.
+const Names not_core = {"lora.h", "kernels/quantize.h", "generate.h", "gradcheck.h"};
 
 bool starts(const std::string& s, const std::string& with) { return s.rfind(with, 0) == 0; }
 bool ends(const std::string& s, const std::string& with) {
@@ -278,10 +280,10 @@ std::string check_copy_line(const Tree& t, const std::string& file) {
     if (named.count(front_of(file))) stated.merge(t.closure(front_of(file)));   // a part comes with its front header
     if (expand) {
         for (const std::string& n : named) stated.merge(t.closure(n));
-        for (const auto& [f, text] : t.text)
-            for (const std::string& folder : folders)
-                if (starts(f, folder) && truth.count(f)) stated.insert(f), stated.merge(t.closure(f));
     }
+    for (const auto& [f, text] : t.text)
+        for (const std::string& folder : folders)
+            if (starts(f, folder) && truth.count(f)) stated.insert(f), stated.merge(t.closure(f));
     stated.erase(file);
     for (const std::string& f : truth)
         if (!stated.count(f)) return "line 2 does not name " + f + ", which it needs";
@@ -376,7 +378,7 @@ TEST_CASE("the core has at most 3500 lines of code, all of it at most 8000") {
     for (const auto& [file, text] : tree().text) {
         if (!is_source(file)) continue;
         whole += code_lines(text);
-        if (!not_core.count(file)) core += code_lines(text);
+        if (!not_core.count(file) && !host_layers.count(front_of(file))) core += code_lines(text);
     }
     CHECK(core <= 3500);
     CHECK(whole <= 8000);
