@@ -31,7 +31,7 @@ public:
     RowViews upload(Device& d, const std::vector<int>& tokens, const std::vector<int>& targets,
                     const std::vector<int>& positions, const std::vector<int>& documents, const ModelShape& shape) {
         const Runs token_runs(tokens, shape.vocab);
-        const Runs position_runs(positions, shape.learned_positions() ? shape.seq : long(tokens.size()));
+        const Runs position_runs = shape.learned_positions() ? Runs(positions, shape.seq) : Runs();
         next_ = 0;
         return {put(d, tokens), put(d, targets), put(d, positions), put(d, documents), put(d, token_runs),
                 put(d, position_runs)};
