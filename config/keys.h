@@ -37,7 +37,7 @@ struct Key {
 using Table = std::vector<std::pair<const char*, std::vector<Key>>>;
 
 inline std::vector<Key> model_keys(Config& c) {
-    const unsigned all = train | generate | gradcheck, shape = train | gradcheck;
+    const unsigned all = train | generate, shape = train;
     using enum Show;
     return {
         {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
@@ -60,8 +60,8 @@ inline std::vector<Key> data_keys(Config& c) {
     return {
         {"data", &c.data, any, train, often, "text file, folder or token shards; empty: the project's own sources"},
         {"val", &c.val, any, train, often, "validation text, or the fraction of --data held out, between 0 and 1"},
-        {"tokenizer", &c.tokenizer, any, train | generate, often, "byte, or a tokenizer file or folder"},
-        {"batch", &c.batch, count, train | gradcheck, often, "sequences of a micro-batch"},
+        {"tokenizer", &c.tokenizer, any, train, often, "byte, or a tokenizer file or folder"},
+        {"batch", &c.batch, count, train, often, "sequences of a micro-batch"},
         {"tokens-per-step", &c.tokens_per_step, {1, 1e15}, train, often, "tokens of an update; unset: batch x seq"},
     };
 }
@@ -112,8 +112,8 @@ inline std::vector<Key> sample_keys(Config& c) {
 
 inline Table table(Config& c) {
     const std::vector<Key> numbers = {
-        {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train | generate, Show::often, "weights, activations"},
-        {"seed", &c.seed, {0, 9e18}, train | generate | gradcheck, Show::often, "of every random number"},
+        {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train, Show::often, "weights, activations"},
+        {"seed", &c.seed, {0, 9e18}, train | generate, Show::often, "of every random number"},
     };
     return {{"model", model_keys(c)}, {"data", data_keys(c)}, {"optimizer", optimizer_keys(c)},
             {"numbers", numbers}, {"run", run_keys(c)}, {"sampling", sample_keys(c)}};
