@@ -251,6 +251,8 @@ Found newest_checkpoint(const std::string& run_folder) {
             found.folder = folder.string();
             return found;
         } catch (const Error& e) {
+            std::error_code ignored;
+            found.damaged |= fs::exists(folder / mark_file, ignored);
             found.notes.push_back(e.what());
         }
     }

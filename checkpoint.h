@@ -30,6 +30,7 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
 struct Found {
     std::string folder;                                // empty: none
     std::vector<std::string> notes;                    // one line for each folder passed over, saying why
+    bool damaged = false;                              // one of them had its mark: it was whole once
 };
 Found newest_checkpoint(const std::string& run_folder);
 std::string newest_run(const std::string& out_folder); // of those with a complete checkpoint; empty: there is none
