@@ -1,0 +1,121 @@
+// program.h - what tests of the whole program share: run it as a child, stop it, kill it, and read what it left behind.
+// Copy with: nothing
+// BT_PROGRAM is the path of the built program. A child has one OpenMP thread, its two outputs in files, and its own
+// working directory, so that nothing lands in the checkout.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+namespace baretrain::test {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+struct TempFolder {
+    fs::path path = fs::temp_directory_path() / ("program_test_" + std::to_string(std::random_device()()));
+    TempFolder() { fs::create_directories(path); }
+    ~TempFolder() { fs::remove_all(path); }
+    std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+inline void put(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+inline std::string get(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+// Flags with their values; a flag that both have gets the value of the second.
+inline Words operator+(Words a, const Words& b) {
+    for (size_t i = 0; i < b.size(); ++i) {
+        const auto there = std::find(a.begin(), a.end(), b[i]);
+        if (b[i].starts_with("--") && there != a.end() && i + 1 < b.size()) *(there + 1) = b[++i];
+        else a.push_back(b[i]);
+    }
+    return a;
+}
+
+// Words of English, always the same: enough structure for a loss to fall.
+inline std::string prose(size_t bytes) {
+    const char* const words[] = {"the ", "sun ", "rose ", "over ", "a ", "hill, ", "and ", "water ", "ran ", "down. "};
+    std::string text;
+    for (unsigned n = 7; text.size() < bytes; n = n * 1103515245 + 12345) text += words[n / 65536 % 10];
+    text.resize(bytes);
+    return text;
+}
+
+inline const std::string& program() {
+    static const std::string path = fs::absolute(BT_PROGRAM).lexically_normal().string();
+    return path;
+}
+
+struct Result {
+    int code;                                          // exit code, or 1000 + the signal that ended it
+    std::string out, err;
+    double seconds;
+};
+
+class Child {
+public:
+    // `in`: its working directory, which also gets the files of its outputs.
+    Child(const fs::path& in, const Words& words) : in_(in), pid_(fork()) {
+        if (pid_ < 0) throw std::runtime_error("fork");
+        if (pid_ == 0) start(words);
+    }
+    ~Child() { if (pid_ > 0) kill(SIGKILL), wait(); }
+    Child(const Child&) = delete;
+
+    void kill(int signal) const { ::kill(pid_, signal); }
+    bool running() {
+        if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
+        return pid_ > 0;
+    }
+    Result wait() {
+        if (pid_ > 0) waitpid(pid_, &status_, 0), pid_ = 0;
+        const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+        return {WIFEXITED(status_) ? WEXITSTATUS(status_) : 1000 + WTERMSIG(status_), get(in_ / "stdout"),
+                get(in_ / "stderr"), s};
+    }
+    // Waits until `done()`, or until the child has ended by itself: then false.
+    template <class Done> bool wait_for(Done done) {
+        while (!done()) {
+            if (!running()) return done();
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+        return true;
+    }
+private:
+    [[noreturn]] void start(const Words& words) const {
+        std::vector<char*> argv = {const_cast<char*>(program().c_str())};
+        for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+        argv.push_back(nullptr);
+        setenv("OMP_THREAD_LIMIT", "1", 1);
+        const auto send = [](const char* file, int to) { dup2(open(file, O_WRONLY | O_CREAT | O_TRUNC, 0644), to); };
+        if (chdir(in_.c_str()) == 0) {
+            send("stdout", 1), send("stderr", 2);
+            execv(argv[0], argv.data());
+        }
+        _exit(127);
+    }
+    std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+    fs::path in_;
+    pid_t pid_;
+    int status_ = 0;
+};
+
+inline Result run(const fs::path& in, const Words& words) { return Child(in, words).wait(); }
+
+}  // namespace baretrain::test
