@@ -88,9 +88,9 @@ template <class T> void check_all() {
 
 TEST_SUITE("linear") {
 
-TEST_CASE("forward and both halves of backward are the plain loop in either orientation: double") { check_all<double>(); }
-TEST_CASE("forward and both halves of backward are the plain loop in either orientation: float") { check_all<float>(); }
-TEST_CASE("forward and both halves of backward are the plain loop in either orientation: bf16") { check_all<bf16>(); }
+TEST_CASE("forward and both halves of backward are the plain loop, stored either way: double") { check_all<double>(); }
+TEST_CASE("forward and both halves of backward are the plain loop, stored either way: float") { check_all<float>(); }
+TEST_CASE("forward and both halves of backward are the plain loop, stored either way: bf16") { check_all<bf16>(); }
 
 TEST_CASE("a layer whose shapes do not fit is refused") {
     Device d;
