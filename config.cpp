@@ -285,15 +285,17 @@ bool Config::given(const std::string& key) const {
     return found != origin.end() && !found->second.starts_with("default");
 }
 
-ParseResult parse(int argc, const char* const* argv) {
+ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of) {
+    CommandLine line = read_command_line({argv + std::min(argc, 1), argv + argc});
+    if (line.version) return {{}, "baretrain 0.1.0\n"};
+    if (line.help || line.help_all) return {{}, help_text(line.command, line.help_all)};
+    check_flags(line.flags, line.command);
+    if (line.recipe.empty() && recipe_of && line.flags.count("resume"))
+        line.recipe = recipe_of(line.flags.at("resume").text, line.flags.count("out") ? line.flags.at("out").text : "");
+    Values values;
+    if (!line.recipe.empty()) values = read_recipe(line.recipe, bit_of(line.command));
+    for (const auto& [name, given] : line.flags) values[name] = given;
     try {
-        CommandLine line = read_command_line({argv + std::min(argc, 1), argv + argc});
-        if (line.version) return {{}, "baretrain 0.1.0\n"};
-        if (line.help || line.help_all) return {{}, help_text(line.command, line.help_all)};
-        check_flags(line.flags, line.command);
-        Values values;
-        if (!line.recipe.empty()) values = read_recipe(line.recipe, bit_of(line.command));
-        for (const auto& [name, given] : line.flags) values[name] = given;
         return {build(line.command, values), ""};
     } catch (const Usage&) {
         throw;

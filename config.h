@@ -8,6 +8,7 @@
 #include "device/error.h"
 #include "schedule.h"
 #include "shape.h"
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -59,7 +60,9 @@ struct ParseResult {
     std::string text;                                  // not empty: print it and exit with 0 (--help, --version)
 };
 
-ParseResult parse(int argc, const char* const* argv);
+// With --resume and without --config a run's own recipe lies under the flags: recipe_of names it, or "" for none.
+using RecipeOf = std::function<std::string(const std::string& resume, const std::string& out)>;
+ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of = {});
 std::string to_toml(const Config&);                    // each key with its origin; --config reads it back, equal
 std::vector<std::pair<std::string, std::string>> key_values(const Config&);
 

@@ -105,23 +105,25 @@ template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data
 
 // ---- the run --------------------------------------------------------------------------------------------------------
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+inline double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
-volatile std::sig_atomic_t interrupted = 0;            // Ctrl-C: save, then end
+inline volatile std::sig_atomic_t interrupted = 0;     // Ctrl-C: save, then end
 
 // Where a run is to be taken up: the run folder and its checkpoint. No checkpoint: it was cut off before its first one
 // and begins again. Both empty: a new run.
 struct Resume { std::string run, checkpoint; };
 
-Resume find_resume(const Config& c) {
+inline Resume find_resume(const std::string& resume, const std::string& out) {
     namespace fs = std::filesystem;
-    const bool automatic = c.resume == "auto";
-    if (c.resume.empty()) return {};
-    if (!automatic && fs::exists(c.resume + "/state")) {
-        const fs::path run = (fs::path(c.resume) / "..").lexically_normal();
-        return {(run.has_filename() ? run : run.parent_path()).string(), c.resume};
+    const bool automatic = resume == "auto";
+    if (resume.empty()) return {};
+    if (!automatic && fs::exists(resume + "/state")) {
+        const fs::path run = (fs::path(resume) / "..").lexically_normal();
+        return {(run.has_filename() ? run : run.parent_path()).string(), resume};
     }
-    const std::string run = !automatic ? c.resume : c.out.empty() ? newest_run("out") : c.out;
+    const std::string run = !automatic ? resume : out.empty() ? newest_run("out") : out;
     if (automatic && (run.empty() || !fs::exists(run + "/config.toml"))) return {};
     const Found found = newest_checkpoint(run);
     for (const std::string& note : found.notes) std::printf("%s\n", note.c_str());
@@ -263,7 +265,7 @@ template <class T> int generate(const Config& c) {
 }
 
 // The gradients of whole small models, as the training step takes them: two unequal micro-batches, one target ignored.
-GradcheckRow gradcheck_model(const ModelShape& shape) {
+inline GradcheckRow gradcheck_model(const ModelShape& shape) {
     Config config;
     config.shape = shape, config.seq = 6, config.batch = 2, config.tokens_per_step = 24;
     const Params params(shape);
@@ -279,13 +281,13 @@ GradcheckRow gradcheck_model(const ModelShape& shape) {
                                                evaluate_rows(t.context, t.weights, t.rows, b)) / 23; });
 }
 
-std::vector<GradcheckRow> gradcheck() {
+inline std::vector<GradcheckRow> gradcheck() {
     std::vector<GradcheckRow> rows = gradcheck_operations();
     for (const ModelShape& shape : gradcheck_models()) rows.push_back(gradcheck_model(shape));
     return rows;
 }
 
-int print_gradcheck() {
+inline int print_gradcheck() {
     bool good = true;
     std::printf("%-44s %s\n", "gradient (fp64) against central differences", "worst relative error");
     for (const GradcheckRow& row : gradcheck()) {
@@ -296,7 +298,7 @@ int print_gradcheck() {
     return good ? 0 : 1;
 }
 
-int print_findings() {
+inline int print_findings() {
     std::string device;
     try { device = on_gpu ? device_name(0) : ""; } catch (const Error& e) { device = e.what(); }
     for (const Finding& f : examine({Matmul::engine(), device, default_team()})) {
@@ -314,8 +316,12 @@ template <class Use> int with_type(const std::string& dtype, Use use) {
     fail("dtype " + dtype + " is not built yet; only fp32, bf16 and fp64 work so far");
 }
 
-int run_command(int argc, const char* const* argv) {
-    ParseResult parsed = parse(argc, argv);
+inline int run_command(int argc, const char* const* argv) {
+    Resume from;
+    ParseResult parsed = parse(argc, argv, [&](const std::string& resume, const std::string& out) {
+        from = find_resume(resume, out);
+        return from.run.empty() ? "" : from.run + "/config.toml";   // the run goes on as it was, but for flags
+    });
     if (!parsed.text.empty()) return std::fputs(parsed.text.c_str(), stdout), 0;
     Config& c = parsed.config;
     if (c.command == "doctor") return print_findings();
@@ -325,14 +331,7 @@ int run_command(int argc, const char* const* argv) {
         return with_type(SafetensorsFile(c.model + "/model.safetensors").tensors().at(0).dtype,
                          [&](auto type) { return generate<decltype(type)>(c); });
 
-    const Resume from = find_resume(c);
-    if (!from.run.empty() &&
-        std::none_of(argv, argv + argc, [](const std::string& a) { return a.starts_with("--config"); })) {
-        std::vector<const char*> again(argv, argv + argc);
-        const std::string recipe = from.run + "/config.toml";
-        again.insert(again.end(), {"--config", recipe.c_str()});   // the run goes on as it was, but for flags
-        c = parse(int(again.size()), again.data()).config;
-    }
+    if (from.run.empty()) from = find_resume(c.resume, c.out);   // with --config, which may say so itself
     c.out = !from.run.empty() ? from.run : c.out.empty() ? "out/" + time_name() : c.out;
     if (c.data.empty()) c.data = std::filesystem::weakly_canonical(argv[0]).parent_path().string();   // its own sources
     return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from); });

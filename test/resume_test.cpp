@@ -231,6 +231,7 @@ TEST_CASE("what would change the numbers of a run is refused by name, and the ru
     put(lab.path / "other.txt", prose(1300));
     const auto before = content_of(lab / "run");
     const Words again = {"--out", "run", "--resume", "auto", "--steps", "9"};
+    check_refused(lab.path, again + Words{"--tokens-per-step", "80"}, 2, {"--batch 2 x --seq 16", "96"});
     check_refused(lab.path, again + Words{"--seed", "5"}, 1, {"seed", "1337", " 5"});
     check_refused(lab.path, again + Words{"--data", "other.txt"}, 1, {"data"});
     check_refused(lab.path, again + Words{"--seq", "8", "--batch", "2"}, 1, {"seq", "16", "8"});
@@ -332,6 +333,18 @@ TEST_CASE("a used --out without --resume is refused and untouched") {
         CHECK((content_of(lab / out) == before));
     }
     CHECK(lab.train("notes/new").code == 0);           // a new folder inside is fine
+}
+
+TEST_CASE("flags go on top of the run's own numbers, not of the defaults") {
+    const Lab lab;
+    REQUIRE(lab.train("run", {"--steps", "5"}).code == 0);
+    const Result r = run(lab.path, {"--resume", "run", "--tokens-per-step", "64", "--steps", "7"});
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    const std::string trainer = get(step_folder(lab / "run", 7) + "/state/trainer.json");
+    REQUIRE(!trainer.empty());
+    CHECK(json::parse(trainer).at("position") == 5 * 6 + 2 * 4);
+    CHECK(json::parse(trainer).at("tokens") == 5 * 96 + 2 * 64);
 }
 
 TEST_CASE("--resume auto without --out takes the newest run below out/") {
