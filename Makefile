@@ -17,6 +17,7 @@ PROGRAM    ?= $(if $(filter build/g++,$(BUILD)),train_gpt,$(BUILD)/train_gpt)
 # Suites whose kernels also run thread for thread as fibers (-DBT_SIMT), and those that exist only there.
 SIMT_SUITES := device memory norm rope activation embed loss reduce adamw matmul attention
 SIMT_ONLY   := simt
+PROGRAMS    := cli resume#   suites that start the program
 TSAN_QUICK  := simt reduce norm#   what `make test` runs under ThreadSanitizer; `make tsan` runs them all
 
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
@@ -178,7 +179,7 @@ run = @passed=0 failed=0 skipped=0; for t in $(1); do \
 test:
 	@$(if $(strip $(MISSING))$(if $(DOCTEST),,doctest),$(MAKE) --no-print-directory deps;) \
 	    $(MAKE) --no-print-directory tests
-tests: $(if $(SUITE),,$(PROGRAM) headers) $(TESTS)
+tests: $(if $(SUITE),$(if $(filter $(PROGRAMS),$(SUITE)),$(PROGRAM)),$(PROGRAM) headers) $(TESTS)
 	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
 tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
