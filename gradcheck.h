@@ -44,9 +44,10 @@ inline double worst_error(Device& d, V x, const std::vector<double>& gradient, c
         write(d, element, {at - h});
         const double slope = (up - loss()) / (2 * h);
         write(d, element, {at});
-        worst = std::max(worst, std::fabs(slope - gradient[size_t(i)]));
+        const double error = std::fabs(slope - gradient[size_t(i)]);
+        if (!(error < INFINITY)) return INFINITY;      // NaN on either side: max() would lose it
+        worst = std::max(worst, error);
         top = std::max(top, std::fabs(gradient[size_t(i)]));
-        if (!(worst < INFINITY)) return INFINITY;      // NaN on either side
     }
     return worst / top;
 }
