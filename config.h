@@ -28,9 +28,9 @@ struct Config {
     std::string data, val = "0.1", tokenizer = "byte"; // data "": the project's own sources; val: a path or a fraction
     long batch = 8, tokens_per_step = 0;               // resolved: a multiple of batch * seq
 
-    long steps = 500;                                  // with epochs > 0 unknown until the data is: see set_steps()
+    long steps = 1200;                                 // with epochs > 0 unknown until the data is: see set_steps()
     double epochs = 0;                                 // 0: steps counts
-    double lr = 1e-3, min_lr = 0;                      // min_lr: lr / 10 unless given
+    double lr = 0, min_lr = 0;                         // unless given: 0.5 / dim, and a tenth of lr
     long warmup = 50;                                  // unless given: at most a tenth of the steps
     std::string schedule = "cosine";                   // cosine, linear, wsd, constant
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
@@ -41,7 +41,7 @@ struct Config {
     long seed = 1337;
 
     std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder
-    long save_every = 0, keep = 2, eval_every = 100, sample_every = 250, log_every = 10;   // 0: never
+    long save_every = 0, keep = 2, eval_every = 200, sample_every = 400, log_every = 20;   // 0: never
 
     std::string prompt;
     long tokens = 200;

@@ -138,7 +138,7 @@ struct Progress {
     void operator()(long done, long total) {
         if (!isatty(2) || seconds_since(shown) < 1) return;
         shown = Clock::now();
-        std::fprintf(stderr, "%s\r", progress_line(what, done, total, seconds_since(begin)).c_str());
+        std::fprintf(stderr, "%-60s\r", progress_line(what, done, total, seconds_since(begin)).c_str());
     }
 };
 
@@ -177,6 +177,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
     const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
     std::printf("%s\n", log_header().c_str());
+    Progress progress{"training"};
     bool stop = false;
     while (t.step < c.steps && !stop) {
         const auto begin = Clock::now();
@@ -201,6 +202,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         }
         if (t.step == 1 || due(c.log_every) || evaluated || r.skipped)
             std::printf("%s\n", log_line(log, c.steps).c_str());
+        else progress(t.step, c.steps);
         if (due(c.sample_every)) {
             const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
             Generator<T> generator(t.context, t.weights, c.seq);

@@ -71,7 +71,7 @@ inline std::vector<Key> optimizer_keys(Config& c) {
     return {
         {"steps", &c.steps, not_negative, train, often, "updates"},
         {"epochs", &c.epochs, not_negative, train, often, "passes over the data instead of --steps; 0: off"},
-        {"lr", &c.lr, positive, train, often, "peak learning rate"},
+        {"lr", &c.lr, positive, train, often, "peak learning rate; unset: 0.5 / dim"},
         {"min-lr", &c.min_lr, not_negative, train, seldom, "learning rate of the last step; unset: lr / 10"},
         {"warmup", &c.warmup, not_negative, train, often, "steps of warm-up; unset: 50, at most a tenth of the steps"},
         {"schedule", &c.schedule, {.words = {"cosine", "linear", "wsd", "constant"}}, train, often,

@@ -274,11 +274,17 @@ TEST_CASE("epochs leave the steps open until the data is known") {
     CHECK_THROWS_WITH_AS(set_steps(c, 20), "--warmup 30 is longer than the run: 20 steps", Usage);
 }
 
+TEST_CASE("the learning rate follows the width unless it is given") {
+    CHECK(run({"--dim", "768", "--heads", "12"}).config.lr == 0.5 / 768);
+    CHECK(run({"--dim", "768", "--heads", "12"}).config.min_lr == 0.05 / 768);
+    CHECK(run({"--dim", "768", "--heads", "12", "--lr", "1e-3"}).config.lr == 1e-3);
+}
+
 TEST_CASE("--help shows thirty flags, --help-all every one, each with its default") {
     const std::string help = run({"--help"}).text, all = run({"--help-all"}).text;
     CHECK(flags_in(help) == 30 + 4);                   // and --config, --help, --help-all, --version
     CHECK(flags_in(all) > 75);
-    CHECK(contains(help, "\n  --lr 0.001 "));
+    CHECK(contains(help, "\n  --lr 0.00390625 "));
     CHECK(!contains(help, "--tp"));
     CHECK(contains(all, "\n  --tp 1 "));
     CHECK(contains(all, "\n  --beta2 0.95 "));
