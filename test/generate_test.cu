@@ -25,7 +25,7 @@ template <class T> struct Model {
     ModelShape shape;
     Params params;
     Arena arena{size_t(8) << 20};
-    Device device;
+    Device device{.team = 1};                          // models this small are slower with more
     Matmul matmul{device};
     WholeWeights<T> weights{arena, params};
     View<Real<T>> rope;
@@ -94,7 +94,7 @@ template <class T> void check_cached(long longest, long tokens, const std::vecto
             const auto ours = [&](const std::vector<int>& ids) { return generator.feed(ids, 0); };
             const auto others = [&](const std::vector<int>& ids) { return m.truth.logits(ids).back(); };
             CHECK(text == uncached(ours, size_t(longest), from, tokens, how));
-            if constexpr (std::is_same_v<T, double>) CHECK(text == uncached(others, size_t(longest), from, tokens, how));
+            if (std::is_same_v<T, double>) CHECK(text == uncached(others, size_t(longest), from, tokens, how));
             if (how.temperature > 0) CHECK(std::set<int>(text.begin(), text.end()).size() > 4);   // a text that varies
         }
 }
@@ -285,9 +285,9 @@ TEST_CASE("the generate command reads a folder into memory that its dry run has 
         std::string direct, command;
         {
             Generator<float> generator(m.context, m.weights, 80);
-            sample(generator, Tokenizer::bytes(), "To be", 40, how, [&](const std::string& s) { direct += s; });
+            sample(generator, Tokenizer::bytes(), "To be", 12, how, [&](const std::string& s) { direct += s; });
         }
-        generate_text<float>(folder.string(), m.shape, "To be", 40, how, [&](const std::string& s) { command += s; });
+        generate_text<float>(folder.string(), m.shape, "To be", 12, how, [&](const std::string& s) { command += s; });
         CHECK(command == direct);
         CHECK(command != "");
     }
