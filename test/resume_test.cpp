@@ -173,7 +173,7 @@ TEST_CASE("killed at any moment with a save after every step: nothing marked is 
         before = after;
         if (r.code == 0) break;
     }
-    MESSAGE("saves cut off: " << cut_saves);
+    WARN(cut_saves > 0);                               // by chance: half of ten
     CHECK(run(lab.path, again).code == 0);
     check_equal(lab / "straight", lab / "run", 20);
 }
@@ -309,7 +309,7 @@ TEST_CASE("a file `stop` and Ctrl-C save and end well; the run goes on from ther
 
 TEST_CASE("the last checkpoint is on the disk before the last validation begins") {
     const Lab lab;
-    put(lab.path / "val.txt", prose(4000000));
+    put(lab.path / "val.txt", prose(400000));
     Child child(lab.path, tiny() + Words{"--out", "run", "--eval-every", "20", "--val", "val.txt"});
     REQUIRE(child.wait_for([&] { return fs::exists(mark(lab / "run", 20)); }));
     CHECK(child.running());                            // it evaluates
