@@ -7,6 +7,7 @@
 #include "dataloader.h"
 #include "gpt.h"
 #include "state.h"
+#include <algorithm>
 #include <functional>
 #include <numeric>
 
@@ -74,7 +75,8 @@ struct Sampling {
 inline int pick(const std::vector<double>& logits, const Sampling& how, double u) {
     std::vector<int> order(logits.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
+    const auto last = [&](int id) { return std::isnan(logits[size_t(id)]) ? INFINITY : -logits[size_t(id)]; };
+    std::sort(order.begin(), order.end(), [&](int a, int b) { return std::pair(last(a), a) < std::pair(last(b), b); });
     if (how.temperature == 0) return order[0];
     if (how.top_k > 0 && size_t(how.top_k) < order.size()) order.resize(size_t(how.top_k));
 

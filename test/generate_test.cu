@@ -186,6 +186,8 @@ TEST_CASE("temperature 0 is the likeliest token, and equal logits go by id, what
         CHECK(pick({2, 1, 0}, {.temperature = 1, .top_k = 1}, u) == 0);
         CHECK(pick({0, 1, 2}, {.temperature = 1, .top_p = 0}, u) == 2);
         CHECK(pick({5}, {}, u) == 0);
+        CHECK(pick({NAN, 1, NAN, 2, 0}, {.temperature = 0}, u) == 3);
+        CHECK(pick(std::vector<double>(100, NAN), {}, u) == 0);
     }
     CHECK(pick({7, 7, 7}, {.top_k = 2}, 0.999) == 1);  // of three equal ones the first two are kept
     CHECK(pick({7, 7, 7}, {.top_k = 2}, 0.001) == 0);
