@@ -168,7 +168,7 @@ std::string start_shape(Config& c, const Values& values) {
     const auto model = values.find("model");
     if (model != values.end()) c.model = model->second.text;
     if (c.model.empty()) {
-        c.shape = preset("gpt2-tiny");
+        c.shape = preset("llama-tiny");
         return "default";
     }
     c.model_is_folder = std::filesystem::is_directory(c.model);

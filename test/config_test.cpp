@@ -52,11 +52,11 @@ long flags_in(const std::string& help) {
 
 TEST_SUITE("config") {
 
-TEST_CASE("without flags it trains a small byte-level GPT-2") {
+TEST_CASE("without flags it trains a small byte-level Llama") {
     const Config c = config({});
     CHECK(c.command == "train");
-    CHECK(c.shape == preset("gpt2-tiny"));
-    CHECK(c.shape.parameters() == 257 * 128 + 128 * 128 + 4 * (12 * 128 * 128 + 13 * 128) + 2 * 128);
+    CHECK(c.shape == preset("llama-tiny"));
+    CHECK(c.shape.parameters() == 257 * 128 + 4 * (3 * 128 * 128 + 3 * 128 * 384 + 2 * 128) + 128);
     CHECK(c.seq == 128);
     CHECK(c.tokens_per_step == c.batch * 128);
     CHECK(c.min_lr == c.lr / 10);
