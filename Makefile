@@ -26,7 +26,7 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all train test tests headers tsan clang cuda deps doctor clean help need-program need-doctest FORCE
+.PHONY: all train test tests headers tsan mutants bug clang cuda deps doctor clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -192,6 +192,12 @@ $(BUILD)/headers/%.ok: % $(BUILD)/flags
 	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include $< /dev/null
 	@touch $@
 
+# One-line bugs (test/mutants.txt): the suites must notice every one of them; `bug` builds the trainer with one.
+mutants:
+	@test/mutants.sh $(NAME)
+bug:
+	@test/mutants.sh --show $(NAME) && build/mutants/tree/train_gpt $(ARGS)
+
 clang:
 	@$(MAKE) --no-print-directory CXX=clang++-19 BARE=1 BUILD=build/clang SUITE='$(SUITE)' test
 
@@ -257,6 +263,7 @@ help:
 	@echo "make doctor      what was found, what is off          make clang       clang++-19, no libraries: tests"
 	@echo "make deps        install what is required (ALL=1: what is optional too)"
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
+	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with one of them"
 	@echo "make clean"
 
 -include $(shell find build -name '*.d' 2>/dev/null)
