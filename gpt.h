@@ -30,6 +30,11 @@ public:
     RowBuffers(Arena& arena, long max_rows) : space_(arena.take<int>(10, max_rows + 1)) {}
     RowViews upload(Device& d, const std::vector<int>& tokens, const std::vector<int>& targets,
                     const std::vector<int>& positions, const std::vector<int>& documents, const ModelShape& shape) {
+        const auto below = [](const std::vector<int>& v, long limit) {
+            return std::all_of(v.begin(), v.end(), [&](int x) { return x >= 0 && x < limit; });
+        };
+        require(below(tokens, shape.vocab), "rows: every token is below the vocabulary");
+        require(below(positions, shape.seq), "rows: every position is below the longest sequence of the model");
         const Runs token_runs(tokens, shape.vocab);
         const Runs position_runs = shape.learned_positions() ? Runs(positions, shape.seq) : Runs();
         next_ = 0;

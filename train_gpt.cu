@@ -67,6 +67,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
 // One optimizer step. A step without a trained token, or with a gradient that is not finite, leaves the weights as they
 // are.
 template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>& micros) {
+    require_equal(long(micros.size()), t.micro_batches(), "train_step: micro-batches of a step");
     long trained = 0;
     for (const Rows& m : micros) trained += m.trained();
     gradients(t, micros, trained);
