@@ -157,7 +157,7 @@ TEST_CASE("resuming cuts both logs to the checkpoint, a torn line too, and forge
     RunFolder run(f.run(), 7);
     CHECK(f.lines("log.jsonl").size() == 7);
     CHECK(f.lines("samples.jsonl").size() == 1);
-    CHECK_THROWS_AS(run.log(step_log(7, 1)), Error);
+    CHECK_THROWS_AS(run.log(step_log(6, 1)), Error);
     for (long step = 8; step <= 10; ++step) run.log(step_log(step, 1.0 / double(step)));
     CHECK(f.read("log.jsonl") == ten);
     run.write_html();                                  // with the steps and samples from before
@@ -170,6 +170,20 @@ TEST_CASE("resuming cuts both logs to the checkpoint, a torn line too, and forge
     RunFolder without(f.run(), 5);                     // a log that is gone is no reason to stop
     without.log(step_log(6, 1));
     CHECK(f.lines("log.jsonl").size() == 1);
+}
+
+TEST_CASE("a step that comes again with its validation loss replaces its line") {
+    const Folder f;
+    RunFolder run(f.run());
+    run.log(step_log(1, 3)), run.log(step_log(2, 2));
+    StepLog again = step_log(2, 2);
+    again.val_loss = 2.5;
+    run.log(again);
+    run.log(step_log(3, 1));
+    const std::vector<json> lines = f.lines("log.jsonl");
+    REQUIRE(lines.size() == 3);
+    CHECK(lines[1].at("val_loss") == 2.5);
+    CHECK(!lines[2].contains("val_loss"));
 }
 
 TEST_CASE("a log that is not ours is left alone") {
