@@ -15,9 +15,9 @@ using nlohmann::json;
 // 6 windows a step (3 micro-batches of 2). 1080 training tokens have 67 windows: step 12 begins the second epoch; 420
 // have 26: the stops below lie in epochs 2, 3 and 4.
 Words tiny(const std::string& dtype = "fp32") {
-    return {"--layers", "2", "--dim", "32", "--heads", "2", "--seq", "16", "--batch", "2", "--tokens-per-step", "96",
-            "--steps", "20", "--warmup", "3", "--lr", "0.003", "--eval-every", "0", "--sample-every", "0",
-            "--keep", "100", "--data", "text.txt", "--dtype", dtype};
+    return {"--family", "gpt2", "--layers", "2", "--dim", "32", "--heads", "2", "--seq", "16", "--batch", "2",
+            "--tokens-per-step", "96", "--steps", "20", "--warmup", "3", "--lr", "0.003", "--eval-every", "0",
+            "--sample-every", "0", "--keep", "100", "--data", "text.txt", "--dtype", dtype};
 }
 
 std::string step_folder(const std::string& run, long step) {
@@ -279,7 +279,7 @@ TEST_CASE("a damaged checkpoint is refused by name, or passed over for the one b
     }
     for (const auto& entry : fs::directory_iterator(lab / "run"))   // none is whole: nothing is begun anew
         if (entry.is_directory()) fs::remove(entry.path() / "model.safetensors");
-    check_refused(lab.path, {"--resume", "run"}, 1, {"run", "no complete checkpoint"});
+    check_refused(lab.path, tiny() + Words{"--resume", "run"}, 1, {"run", "no complete checkpoint"});
     check_refused(lab.path, tiny() + Words{"--out", "run", "--resume", "auto"}, 1, {"run", "no complete checkpoint"});
     CHECK(numbers_of(lab / "run").size() == 14);
 }

@@ -15,7 +15,8 @@ using Numbers = std::vector<double>;
 
 Config config_of(const Words& more) {
     std::vector<const char*> argv = {"test"};
-    const Words base = {"--layers=2", "--dim=32", "--heads=2", "--seq=16", "--warmup=3", "--steps=60", "--lr=0.01"};
+    const Words base = {"--family=gpt2", "--layers=2", "--dim=32", "--heads=2", "--seq=16", "--warmup=3", "--steps=60",
+                        "--lr=0.01"};
     Words words = base;
     for (const std::string& w : more) {                // a flag given again replaces the one of the base
         const std::string flag = w.substr(0, w.find('=') + 1);
@@ -51,7 +52,8 @@ template <class T> struct Bench {
 
     explicit Bench(const Words& flags, Corpus text = sentence())
         : config(config_of(flags)), corpus(std::move(text)), params(config.shape),
-          arena(planned_bytes<T>(config, params)), t(config, params, arena), data(corpus.train, config.seq, uint64_t(config.seed)) {
+          arena(planned_bytes<T>(config, params)), t(config, params, arena),
+          data(corpus.train, config.seq, uint64_t(config.seed)) {
         t.device.team = 1;                             // so small that a team would wait more than it works
         t.optimizer.initialise(t.device, uint64_t(config.seed));
     }
