@@ -248,8 +248,8 @@ TEST_CASE("a run leaves a folder that others can read: configuration, facts, log
     const Lab lab;
     const std::string model = lab.trained({"--eval-every", "2", "--sample-every", "4", "--tokens", "5"});
     const json config = json::parse(get(model + "/config.json")), facts = json::parse(get(lab / "run/run.json"));
-    CHECK(config.at("architectures") == json::array({"LlamaForCausalLM"}));
-    CHECK(config.at("num_hidden_layers") == 1);
+    CHECK(config.at("architectures") == json::array({"GPT2LMHeadModel"}));
+    CHECK(config.at("n_layer") == 1);
     CHECK(config.at("vocab_size") == 257);
     CHECK(json::parse(get(model + "/tokenizer.json")).is_object());
     CHECK(fs::file_size(model + "/model.safetensors") > 4 * 257 * 16);
