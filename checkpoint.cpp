@@ -166,6 +166,16 @@ void discard(const fs::path& folder) {
     fs::remove_all(leaving);
 }
 
+// Leftovers first: discard() must find its name free.
+void discard_leftovers(const fs::path& run) {
+    for (const fs::path& folder : folders_in(run))
+        if (is_leftover(folder.filename())) fs::remove_all(folder);
+}
+
+[[noreturn]] void fail_in(const fs::filesystem_error& e) {
+    fail(e.path1().string() + ": cannot be created, renamed or removed: " + e.code().message());
+}
+
 Files write_parts(const fs::path& folder, const CheckpointParts& parts) {
     const TrainerState& t = parts.trainer;
     fs::create_directories(folder / "state");
@@ -222,8 +232,7 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
     const fs::path run = run_folder, folder = run / step_name(parts.trainer.step), building = folder.string() + ".tmp";
     try {
         fs::create_directories(run);
-        for (const fs::path& old : folders_in(run))
-            if (is_leftover(old.filename())) fs::remove_all(old);
+        discard_leftovers(run);
         const struct Cleanup {                         // after success there is nothing under this name
             fs::path folder;
             ~Cleanup() { std::error_code ignored; fs::remove_all(folder, ignored); }
@@ -231,9 +240,20 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
         put_in_place(building, folder, write_parts(building, parts));
         if (keep > 0) remove_oldest(run, folder, keep);
     } catch (const fs::filesystem_error& e) {
-        fail(e.path1().string() + ": cannot be created, renamed or removed: " + e.code().message());
+        fail_in(e);
     }
     return folder.string();
+}
+
+// Newest first: cut off at any moment, what is left is a run that had gone less far.
+void discard_after(const std::string& run_folder, long step) {
+    try {
+        discard_leftovers(run_folder);
+        for (const fs::path& folder : candidates(run_folder))
+            if (step_of(folder.filename()) > step) discard(folder);
+    } catch (const fs::filesystem_error& e) {
+        fail_in(e);
+    }
 }
 
 // --- finding ---
@@ -260,17 +280,14 @@ Found newest_checkpoint(const std::string& run_folder) {
 }
 
 std::string newest_run(const std::string& out_folder) {
-    std::vector<std::pair<fs::file_time_type, fs::path>> runs;
+    std::pair<fs::file_time_type, fs::path> newest{fs::file_time_type::min(), {}};
     for (const fs::path& run : folders_in(out_folder))
         for (const fs::path& folder : candidates(run)) {
-            std::error_code error;
+            std::error_code error;                     // gone since it was listed
             const auto time = fs::last_write_time(folder / mark_file, error);
-            if (!error) runs.push_back({time, run});
+            if (!error && passes(folder, Check::sizes)) newest = std::max(newest, {time, run});
         }
-    std::sort(runs.rbegin(), runs.rend());
-    for (const auto& [time, run] : runs)
-        if (!newest_checkpoint(run.string()).folder.empty()) return run.string();
-    return "";
+    return newest.second.string();
 }
 
 TrainerState read_trainer_state(const std::string& checkpoint_folder) {

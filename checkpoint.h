@@ -33,7 +33,11 @@ struct Found {
     bool damaged = false;                              // one of them had its mark: it was whole once
 };
 Found newest_checkpoint(const std::string& run_folder);
-std::string newest_run(const std::string& out_folder); // of those with a complete checkpoint; empty: there is none
+// The run that was saved last, of those with a complete checkpoint; empty: there is none. Mark and sizes are enough.
+std::string newest_run(const std::string& out_folder);
+
+// Before a run goes on from `step`: what it saved after that is of a future that will not be, whole or not, and goes.
+void discard_after(const std::string& run_folder, long step);
 
 void require_complete(const std::string& checkpoint_folder);
 TrainerState read_trainer_state(const std::string& checkpoint_folder);

@@ -121,6 +121,7 @@ inline Resume find_resume(const std::string& resume, const std::string& out) {
     const bool automatic = resume == "auto";
     if (resume.empty()) return {};
     if (!automatic && fs::exists(resume + "/state")) {
+        require_complete(resume);                      // newest_checkpoint() reads every byte of what it finds
         const fs::path run = (fs::path(resume) / "..").lexically_normal();
         return {(run.has_filename() ? run : run.parent_path()).string(), resume};
     }
@@ -240,6 +241,7 @@ template <class T> int train(Config config, const Resume& from) {
     else if (config.model_is_folder) load_weights(t, config.model), t.optimizer.adopt_weights(t.device);
     else t.optimizer.initialise(t.device, uint64_t(config.seed));
 
+    if (!from.run.empty()) discard_after(from.run, t.step);
     RunFolder run(config.out, from.run.empty() ? -1 : t.step);
     run.write_config(to_toml(config));
     run.write_run_json(run_facts(t, corpus));

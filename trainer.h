@@ -75,8 +75,8 @@ template <class T> void load_weights(Trainer<T>& t, const std::string& folder) {
     load_model_tensors(folder, tensor_targets<T>(t.device, t.params, owned_units(t.params, t.weights), ""));
 }
 
+// The checkpoint has been found complete: newest_checkpoint(), require_complete().
 template <class T> void resume(Trainer<T>& t, const Corpus& corpus, const std::string& checkpoint) {
-    require_complete(checkpoint);
     const TrainerState saved = read_trainer_state(checkpoint);
     require_same_facts(saved, facts(t.config, corpus));
     load_weights(t, checkpoint);

@@ -377,6 +377,37 @@ TEST_CASE("the newest run is the one that was saved last and holds a complete ch
     CHECK(newest_run(out) == temp.run("c"));
 }
 
+TEST_CASE("a run that goes on from an earlier step loses what it saved after it, whole or not, and nothing else") {
+    const TempFolder temp;
+    for (long step : {10, 20, 30, 40}) save_checkpoint(temp.run(), parts(step), 0);
+    fs::remove(temp.run() + "/step-000030/state/complete");
+    fs::rename(temp.run() + "/step-000040", temp.run() + "/step-000040.old");
+    fs::create_directories(temp.run() + "/step-000020.removed.tmp/state");       // of a clean-up that was cut off
+    fs::create_directories(temp.run() + "/step-000030.removed.tmp/state");
+    put(temp.run() + "/log.jsonl", "mine");
+    discard_after(temp.run(), 20);
+    CHECK(names_in(temp.run()) == Names{"log.jsonl", "step-000010", "step-000020"});
+    discard_after(temp.run(), 10);
+    CHECK(names_in(temp.run()) == Names{"log.jsonl", "step-000010"});
+    CHECK(newest_checkpoint(temp.run()).folder == temp.run() + "/step-000010");
+    discard_after(temp.run(), 0);
+    CHECK(names_in(temp.run()) == Names{"log.jsonl"});
+    CHECK_NOTHROW(discard_after(temp.run("absent"), 0));
+}
+
+TEST_CASE("looking for the newest run reads no weights") {
+    const fs::path counters = "/proc/self/io";         // rchar: bytes asked for by read()
+    if (!fs::exists(counters)) return;
+    const TempFolder temp;
+    save_checkpoint(temp.run(), parts(1, 1 << 22), 0);
+    const auto bytes_read = [&] { return std::stol(get(counters).substr(7)); };
+    const long before = bytes_read();
+    CHECK(newest_run(temp.path.string()) == temp.run());
+    CHECK(bytes_read() - before < 1 << 16);
+    require_complete(temp.run() + "/step-000001");     // the counter counts
+    CHECK(bytes_read() - before > 1 << 22);
+}
+
 TEST_CASE("missing, unexpected and different tensors are listed in one line before anything is stored") {
     const TempFolder temp;
     const std::string file = (temp.path / "x.safetensors").string();

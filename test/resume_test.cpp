@@ -347,6 +347,18 @@ TEST_CASE("flags go on top of the run's own numbers, not of the defaults") {
     CHECK(json::parse(trainer).at("tokens") == 5 * 96 + 2 * 64);
 }
 
+TEST_CASE("after going back to an earlier checkpoint, the steps that were given up are never taken up again") {
+    const Lab lab;
+    REQUIRE(lab.train("run", {"--save-every", "7", "--steps", "14"}).code == 0);
+    REQUIRE(run(lab.path, {"--resume", "run/step-000007", "--steps", "8", "--warmup", "2"}).code == 0);
+    CHECK(marked(lab / "run") == std::set<std::string>{"step-000007", "step-000008"});
+    const Result r = run(lab.path, {"--resume", "run", "--steps", "9"});
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(contains(r.out, "resumed from run/step-000008"));
+    CHECK(numbers_of(lab / "run").size() == 9);
+}
+
 TEST_CASE("--resume auto without --out takes the newest run below out/") {
     const Lab lab;
     REQUIRE(lab.train("straight").code == 0);
