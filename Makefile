@@ -127,7 +127,7 @@ build/tsan/%.o: %.cpp $(BUILD)/flags
 	$(call COMPILE,$(TSAN_FLAGS),$(TSAN_CXX)) $< -o $@
 $(BUILD)/host/doctor.o: $(BUILD)/commit
 $(BUILD)/host/doctor.o: HOST_FLAGS += $(HAVE) $(if $(OPENMP),-DBT_OPENMP) -DBT_COMMIT='"$(COMMIT)"' \
-	-DBT_FLAGS='"$(filter-out -I% -W%,$(KERNEL_FLAGS) $(CXXFLAGS))"'
+	-DBT_SOURCE='"$(CURDIR)"' -DBT_FLAGS='"$(filter-out -I% -W%,$(KERNEL_FLAGS) $(CXXFLAGS))"'
 
 train:
 	@$(if $(strip $(MISSING)),$(MAKE) --no-print-directory deps;) $(MAKE) --no-print-directory all
@@ -213,7 +213,7 @@ build/cuda/train_gpt.o: train_gpt.cu build/cuda/flags | need-program
 	@echo "  $< (nvcc, sm_$(CUDA_ARCHS))"
 	@$(NVCC) $(NVCC_FLAGS) $(if $(NCCL),-DBT_NCCL) -ccbin $(CXX) -MMD -MP -c $< -o $@
 build/cuda/doctor.o: doctor.cpp build/cuda/flags $(BUILD)/commit
-	@$(CXX) $(BASE) -O1 -DBT_CUDA $(if $(NCCL),-DBT_NCCL) -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' \
+	@$(CXX) $(BASE) -O1 -DBT_CUDA -DBT_SOURCE='"$(CURDIR)"' $(if $(NCCL),-DBT_NCCL) -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' \
 	    -MMD -MP -c $< -o $@
 build/cuda/flags: FORCE
 	@mkdir -p $(@D); echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@

@@ -13,6 +13,9 @@
 #if !defined(BT_FLAGS)
 #define BT_FLAGS "unknown"
 #endif
+#if !defined(BT_SOURCE)
+#define BT_SOURCE "."
+#endif
 #if !defined(BT_COMMIT)
 #define BT_COMMIT "unknown"
 #endif
@@ -196,5 +199,6 @@ std::string compiler() {
 }
 std::string build_flags() { return BT_FLAGS; }
 std::string commit() { return BT_COMMIT; }
+std::string source_folder() { return BT_SOURCE; }
 
 }  // namespace baretrain

@@ -28,5 +28,6 @@ std::string vector_extensions(const std::string& root = "");   // those that mat
 std::string compiler();
 std::string build_flags();
 std::string commit();
+std::string source_folder();                           // where the sources lay that this program was built from
 
 }  // namespace baretrain

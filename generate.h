@@ -1,8 +1,7 @@
 // generate.h - the model without a backward pass: evaluation, and text token by token with cached keys and values.
 // Copy with: gpt.h, state.h, dataloader.h and what they name
 // The sampler takes logits on the host: temperature 0 is the likeliest token; top-k, then top-p cut the tail. The
-// random number of token i is element i of Philox (seed, Stream::sample, step): the same text on every device and
-// layout.
+// random number of token i is element i of Philox (seed, Stream::sample, step): no device or layout changes it.
 #pragma once
 #include "dataloader.h"
 #include "gpt.h"
@@ -22,9 +21,9 @@ void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T>
     const auto acts = BlockActs<T>::take(s, c.shape, hidden.rows);
     View<T> x = s.take<T>(hidden.rows, hidden.cols);
     embed_forward(c, x, *ends, rows);
-    for (int block = 1; block <= int(c.shape.layers); ++block) {
-        auto w = weights.gather(block);
-        x = block_forward(c, *w, acts, x, rows, caches.empty() ? nullptr : &caches[size_t(block - 1)]);
+    for (long block = 0; block < c.shape.layers; ++block) {
+        auto w = weights.gather(block_unit(block));
+        x = block_forward(c, *w, acts, x, rows, caches.empty() ? nullptr : &caches[size_t(block)]);
         weights.release(w);
     }
     norm_forward(c, hidden, s.take<Real<T>>(hidden.rows, 2), x, ends->norm);
@@ -35,11 +34,11 @@ void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T>
 template <class T>
 double evaluate_rows(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Rows& m) {
     const long N = long(m.tokens.size());
-    const RowViews rows = buffers.upload(c.device, m.tokens, m.targets, m.positions, m.documents, c.shape);
+    const RowViews rows = buffers.upload(c.device, m.tokens, m.targets, m.positions, m.documents);
     Scratch s(c.scratch);
     const auto hidden = s.take<T>(N, c.shape.dim);
     const auto logprobs = s.take<Real<T>>(1, N);
-    auto ends = weights.gather(0);
+    auto ends = weights.gather(ends_unit);
     infer(c, weights, ends, hidden, rows);
     head_logprobs(c, logprobs, ends->head, hidden, rows.targets);
     weights.release(ends);
@@ -73,10 +72,13 @@ struct Sampling {
 
 // The token that u in (0, 1) picks. Equal logits are ordered by id.
 inline int pick(const std::vector<double>& logits, const Sampling& how, double u) {
-    std::vector<int> order(logits.size());
-    std::iota(order.begin(), order.end(), 0);
-    const auto last = [&](int id) { return std::isnan(logits[size_t(id)]) ? INFINITY : -logits[size_t(id)]; };
-    std::sort(order.begin(), order.end(), [&](int a, int b) { return std::pair(last(a), a) < std::pair(last(b), b); });
+    std::vector<int> order;
+    for (size_t id = 0; id < logits.size(); ++id)
+        if (!std::isnan(logits[id])) order.push_back(int(id));
+    if (order.empty()) fail("no token can be picked: every logit of the model is NaN");
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+        return std::pair(-logits[size_t(a)], a) < std::pair(-logits[size_t(b)], b);
+    });
     if (how.temperature == 0) return order[0];
     if (how.top_k > 0 && size_t(how.top_k) < order.size()) order.resize(size_t(how.top_k));
 
@@ -96,7 +98,8 @@ inline int pick(const std::vector<double>& logits, const Sampling& how, double u
 template <class T> class Generator {
 public:
     Generator(Context<T>& c, WeightStore<T>& weights, long longest)   // longest: tokens of context that the caches hold
-        : c_(c), weights_(weights), longest_(longest), scratch_(c.scratch), rows_(c.scratch, longest) {
+        : c_(c), weights_(weights), longest_(longest), scratch_(c.scratch),
+          rows_(c.scratch, c.shape, longest, longest) {
         const long K = c.shape.kv_heads * c.shape.head_dim;
         for (long l = 0; l < c.shape.layers; ++l)
             caches_.push_back({scratch_.take<T>(longest, K), scratch_.take<T>(longest, K), 0});
@@ -125,7 +128,7 @@ public:
         std::vector<int> positions(ids.size());
         std::iota(positions.begin(), positions.end(), int(length));
         for (KvCache<T>& cache : caches_) cache.length = length;
-        const RowViews rows = rows_.upload(c_.device, ids, ids, positions, {0, N}, c_.shape);
+        const RowViews rows = rows_.upload(c_.device, ids, {}, positions, {0, N});
 
         Scratch s(c_.scratch);
         const auto hidden = s.take<T>(N, c_.shape.dim);

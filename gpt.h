@@ -27,27 +27,34 @@ struct RowViews {
 // Device memory for the rows of one micro-batch; upload() overwrites what it held.
 class RowBuffers {
 public:
-    RowBuffers(Arena& arena, long max_rows) : space_(arena.take<int>(10, max_rows + 1)) {}
+    // longest: what no position reaches, such as the rows of the rotary table.
+    RowBuffers(Arena& arena, const ModelShape& shape, long max_rows, long longest)
+        : shape_(shape), longest_(longest), space_(arena.take<int>(10, max_rows + 1)) {}
+
+    // Without targets the rows are only read, not learned from.
     RowViews upload(Device& d, const std::vector<int>& tokens, const std::vector<int>& targets,
-                    const std::vector<int>& positions, const std::vector<int>& documents, const ModelShape& shape) {
-        const auto below = [](const std::vector<int>& v, long limit) {
-            return std::all_of(v.begin(), v.end(), [&](int x) { return x >= 0 && x < limit; });
-        };
-        require(below(tokens, shape.vocab), "rows: every token is below the vocabulary");
-        require(below(positions, shape.seq), "rows: every position is below the longest sequence of the model");
-        const Runs token_runs(tokens, shape.vocab);
-        const Runs position_runs = shape.learned_positions() ? Runs(positions, shape.seq) : Runs();
+                    const std::vector<int>& positions, const std::vector<int>& documents) {
+        require(all_in(tokens, 0, shape_.vocab), "rows: every token is below the vocabulary");
+        require(all_in(targets, ignored, shape_.vocab), "rows: every target is below the vocabulary, or -1");
+        require(all_in(positions, 0, longest_), "rows: every position is below the longest sequence");
         next_ = 0;
-        return {put(d, tokens), put(d, targets), put(d, positions), put(d, documents), put(d, token_runs),
-                put(d, position_runs)};
+        RowViews rows{put(d, tokens), put(d, targets), put(d, positions), put(d, documents), {}, {}};
+        if (!targets.empty()) rows.by_token = put(d, Runs(tokens, shape_.vocab));
+        if (!targets.empty() && shape_.learned_positions()) rows.by_position = put(d, Runs(positions, shape_.seq));
+        return rows;
     }
 private:
+    static bool all_in(const std::vector<int>& v, long first, long end) {
+        return std::all_of(v.begin(), v.end(), [&](int x) { return x >= first && x < end; });
+    }
     View<const int> put(Device& d, const std::vector<int>& host) {
         const View<int> v = space_.row_range(next_++, 1).col_range(0, long(host.size()));
         copy_bytes(d, v.data, host.data(), host.size() * sizeof(int));
         return v;
     }
     RunViews put(Device& d, const Runs& r) { return {put(d, r.rows), put(d, r.starts), put(d, r.keys)}; }
+    const ModelShape& shape_;
+    long longest_;
     View<int> space_;
     long next_ = 0;
 };

@@ -209,9 +209,9 @@ inline std::vector<ModelShape> gradcheck_models() {
 inline GradcheckRow gradcheck_parameters(Device& d, const Params& params, WeightStore<double>& weights,
                                                       GradStore<double>& grads, const std::function<void()>& backward,
                                                       const std::function<double()>& loss) {
+    uint64_t row = 1000;
     for (const Param& p : params.rows())
-        gradient::fill(d, {weights.owned(p.unit).data + p.offset, 1, p.count()},
-                       uint64_t(1000 + p.unit * 100 + int(p.place)), p.mean);
+        gradient::fill(d, {weights.owned(p.unit).data + p.offset, 1, p.count()}, row++, p.mean);
     backward();
     std::vector<std::vector<double>> units;
     for (int u = 0; u < params.units(); ++u) units.push_back(gradient::read(d, grads.owned(u)));

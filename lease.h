@@ -67,13 +67,13 @@ public:
     }
     void hand_over(Lease<G>& g, Where at = Where::current()) {
         g.hand_back(at);
-        take(g.unit);
+        absorb(g.unit);
     }
     virtual void finish(int unit) = 0;                 // all micro-batches are in
     virtual View<G> owned(int unit) = 0;               // the sum, where this rank's optimizer reads it, (1, n)
 protected:
     virtual View<G> whole(int unit) = 0;
-    virtual void take(int unit) = 0;
+    virtual void absorb(int unit) = 0;
     const Params& params_;
 private:
     std::vector<bool> opened_;
@@ -106,7 +106,7 @@ public:
     View<G> owned(int unit) override { return units_[size_t(unit)]; }
 protected:
     View<G> whole(int unit) override { return units_[size_t(unit)]; }
-    void take(int) override {}
+    void absorb(int) override {}
 private:
     std::vector<View<G>> units_;
 };

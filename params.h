@@ -10,6 +10,10 @@
 
 namespace baretrain {
 
+// The units: the two ends, then the blocks.
+inline constexpr int ends_unit = 0;
+constexpr int block_unit(long block) { return int(block) + 1; }
+
 // The places of a model that a tensor can fill. Stacked tensors (q, k, v; gate, up) fill one place together.
 enum class Place {
     wte, wpe, norm_w, norm_b, head,                                              // unit 0
@@ -47,6 +51,13 @@ template <class T> struct Weights {
                                 &out.w,   &out.b,   &norm2.w, &norm2.b, &up.w,  &up.b,    &down.w,  &down.b};
         return *all[int(p)];
     }
+    // The linear layer whose weight fills the place, if it is one.
+    Linear<T>* linear(Place p) {
+        return p == Place::qkv_w  ? &qkv
+               : p == Place::out_w  ? &out
+               : p == Place::up_w   ? &up
+               : p == Place::down_w ? &down : nullptr;
+    }
 };
 
 // A contiguous part of a unit that AdamW treats alike.
@@ -68,13 +79,11 @@ public:
         for (const Param& p : rows_) {
             if (p.unit != unit) continue;
             View<T>& v = w.at(p.place);
-            const bool vector = p.rows == 1;
             if (!p.joined) v = {flat.data ? flat.data + p.offset : nullptr, p.rows, p.cols};
-            else if (vector) v.cols += p.cols, v.stride += p.cols;
+            else if (p.rows == 1) v.cols += p.cols, v.stride += p.cols;
             else v.rows += p.rows;
+            if (Linear<T>* l = w.linear(p.place)) l->transposed = p.transposed;
         }
-        const bool transposed = shape_.transposed();
-        w.qkv.transposed = w.out.transposed = w.up.transposed = w.down.transposed = transposed;
         if (shape_.tied) w.head.w = w.wte;
         return w;
     }
@@ -89,7 +98,7 @@ private:
 
 inline Params::Params(const ModelShape& shape) : shape_(shape) {
     add_ends();
-    for (int l = 0; l < int(shape.layers); ++l) add_block(l + 1);
+    for (long block = 0; block < shape.layers; ++block) add_block(block_unit(block));
     lay_out();
 }
 
@@ -97,7 +106,7 @@ inline void Params::add_ends() {
     const bool gpt2 = shape_.family == "gpt2";
     const long C = shape_.dim, V = shape_.vocab;
     auto add = [&](const char* name, Place place, long rows, long cols, double mean, double std) {
-        rows_.push_back({name, 0, place, rows, cols, false, false, mean, std});
+        rows_.push_back({name, ends_unit, place, rows, cols, false, false, mean, std});
     };
     add(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", Place::wte, V, C, 0, 0.02);
     if (shape_.learned_positions()) add("transformer.wpe.weight", Place::wpe, shape_.seq, C, 0, 0.02);

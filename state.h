@@ -4,10 +4,10 @@
 // weights are its rounded copy, made again after each update. All loops run over the rows of the parameter table.
 #pragma once
 #include "checkpoint.h"
-#include "checkpoint.h"
 #include "kernels/adamw.h"
 #include "kernels/copy.h"
 #include "lease.h"
+#include <filesystem>
 
 namespace baretrain {
 
@@ -15,6 +15,17 @@ template <class T> constexpr const char* safetensors_dtype() {
     if constexpr (std::is_same_v<T, double>) return "F64";
     else if constexpr (std::is_same_v<T, bf16>) return "BF16";
     else return "F32";
+}
+
+// The dtype that the weights of a Hugging Face folder have in their file, or in the first of their files.
+inline std::string dtype_of_folder(const std::string& folder) {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+        if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
+    if (files.empty()) fail(folder + ": no *.safetensors file: is this the folder of a model?");
+    const SafetensorsFile file(*std::min_element(files.begin(), files.end()));
+    if (file.tensors().empty()) fail(file.path() + ": holds no tensor");
+    return file.tensors().front().dtype;
 }
 
 // The tensors of the table, as they lie in `units`, under prefix + Hugging Face name: to write, or to be filled.

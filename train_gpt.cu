@@ -25,35 +25,35 @@ struct StepResult {
 template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros, long trained) {
     using R = Real<T>;
     Context<T>& c = t.context;
-    const int blocks = int(t.params.shape().layers);
+    const long blocks = t.params.shape().layers;
     const R weight = trained ? R(-1.0 / double(trained)) : R(0);   // the only scaling: everything after it is a sum
 
     t.grads.begin_step();
     for (size_t i = 0; i < micros.size(); ++i) {
         const Rows& m = micros[i];
-        const RowViews rows = t.rows.upload(t.device, m.tokens, m.targets, m.positions, m.documents, c.shape);
+        const RowViews rows = t.rows.upload(t.device, m.tokens, m.targets, m.positions, m.documents);
         Scratch s(c.scratch);
         const auto dx = s.take<T>(t.micro_rows(), c.shape.dim), dfinal = s.take<T>(t.micro_rows(), c.shape.dim);
 
-        auto ends = t.weights.gather(0);
+        auto ends = t.weights.gather(ends_unit);
         View<T> x = t.embedded;
         embed_forward(c, x, *ends, rows);
-        for (int block = 1; block <= blocks; ++block) {
-            auto w = t.weights.gather(block);
-            x = block_forward(c, *w, t.acts[size_t(block - 1)], x, rows);
+        for (long block = 0; block < blocks; ++block) {
+            auto w = t.weights.gather(block_unit(block));
+            x = block_forward(c, *w, t.acts[size_t(block)], x, rows);
             t.weights.release(w);
         }
         norm_forward(c, t.final, t.final_stats, x, ends->norm);
 
-        auto dends = t.grads.open(0);
+        auto dends = t.grads.open(ends_unit);
         head_backward(c, dfinal, t.logprobs.row_range(long(i), 1), t.final, rows.targets, weight,
                       {ends->head, dends->head, dends.write});
         zero(t.device, dx);
         norm_backward(c, dx, dfinal, x, t.final_stats, {ends->norm, dends->norm, dends.write});
-        for (int block = blocks; block >= 1; --block) {
-            auto w = t.weights.gather(block);
-            auto g = t.grads.open(block);
-            block_backward(c, *w, g, t.acts[size_t(block - 1)], t.input(block), dx, rows);
+        for (long block = blocks - 1; block >= 0; --block) {
+            auto w = t.weights.gather(block_unit(block));
+            auto g = t.grads.open(block_unit(block));
+            block_backward(c, *w, g, t.acts[size_t(block)], t.input(block), dx, rows);
             t.grads.hand_over(g);
             t.weights.release(w);
         }
@@ -80,8 +80,10 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     }
     const Config& c = t.config;
     const double count = double(t.step + 1);
-    StepState now{learning_rate(schedule_of(c), t.step), c.beta1, c.beta2, c.eps, c.weight_decay,
-                  1 - std::pow(c.beta1, count), 1 - std::pow(c.beta2, count), c.clip, 0, 1, 0, int(trained > 0)};
+    StepState now{.lr = learning_rate(schedule_of(c), t.step), .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps,
+                  .decay = c.weight_decay, .correct1 = 1 - std::pow(c.beta1, count),
+                  .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .norm = 0, .scale = 1, .skip = 0,
+                  .trained = trained};
     copy_bytes(t.device, t.state.data, &now, sizeof now);
     decide(t.device, t.state, t.squares);
     t.optimizer.update(t.device, t.grads, t.state);
@@ -110,7 +112,18 @@ inline double seconds_since(Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-inline volatile std::sig_atomic_t interrupted = 0;     // Ctrl-C: save, then end
+inline volatile std::sig_atomic_t interrupted = 0;     // Ctrl-C: save, then end; a second one ends at once
+inline void interrupt(int signal) {
+    interrupted = 1;
+    std::signal(signal, SIG_DFL);
+}
+
+// Text of a model on a terminal: control characters would reach it as commands.
+inline void show_text(const std::string& text) {
+    const auto is_command = [](char c) { return static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t'; };
+    for (char c : text) std::putchar(isatty(1) && is_command(c) ? '?' : c);
+    std::fflush(stdout);
+}
 
 // Where a run is to be taken up: the run folder and its checkpoint. No checkpoint: it was cut off before its first one
 // and begins again. Both empty: a new run.
@@ -136,18 +149,20 @@ inline Resume find_resume(const std::string& resume, const std::string& out) {
 // Shows how far a long wait has come, at most once a second and only to a person.
 struct Progress {
     const char* what;
+    long first = 0;                                    // where the wait begins: a resumed run has steps behind it
     Clock::time_point begin = Clock::now(), shown = begin;
     void operator()(long done, long total) {
         if (!isatty(2) || seconds_since(shown) < 1) return;
         shown = Clock::now();
-        std::fprintf(stderr, "%-60s\r", progress_line(what, done, total, seconds_since(begin)).c_str());
+        std::fprintf(stderr, "%-60s\r", progress_line(what, done - first, total - first, seconds_since(begin)).c_str());
     }
 };
 
 // Everything the step, an evaluation and a sample will ask for, found by running them dry.
-template <class T> size_t planned_bytes(const Config& config, const Params& params) {
+template <class T> size_t planned_bytes(const Config& config, const Params& params, size_t available = size_t(-1)) {
     Arena arena;
     Trainer<T> t(config, params, arena);
+    if (arena.peak() > available) return arena.peak();   // already too much: spare the host the rows of a dry step
     const size_t N = size_t(t.micro_rows());
     const Rows rows{std::vector<int>(N), std::vector<int>(N), std::vector<int>(N), {0, int(N)}};
     train_step(t, std::vector<Rows>(size_t(t.micro_batches()), rows));
@@ -156,13 +171,16 @@ template <class T> size_t planned_bytes(const Config& config, const Params& para
     return arena.peak();
 }
 
-template <class T> void require_memory(const Config& config, const Params& params) {
-    const double planned = double(planned_bytes<T>(config, params)), free = double(available_memory());
+template <class T> size_t require_memory(const Config& config, const Params& params) {
+    const size_t available = device_memory() ? device_memory() : size_t(available_memory());
+    const size_t bytes = planned_bytes<T>(config, params, available);
+    const double planned = double(bytes), free = double(available);
     std::printf("memory  %.1f MB planned, %.1f MB available\n", planned / 1e6, free / 1e6);
     if (planned > free)
         fail("not enough memory: " + std::to_string(long(planned / 1e6)) + " MB needed, " +
              std::to_string(long(free / 1e6)) +
              " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
+    return bytes;
 }
 
 template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus) {
@@ -179,7 +197,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
     const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
     std::printf("%s\n", log_header().c_str());
-    Progress progress{"training"};
+    Progress progress{"training", t.step};
     bool stop = false;
     while (t.step < c.steps && !stop) {
         const auto begin = Clock::now();
@@ -209,7 +227,8 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
             const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
             Generator<T> generator(t.context, t.weights, c.seq);
             const std::string text = sample(generator, tokenizer, c.prompt, c.tokens, how, [](const std::string&) {});
-            std::printf("---- sample after step %ld ----\n%s\n----\n", t.step, text.c_str());
+            std::printf("---- sample after step %ld ----\n", t.step);
+            show_text(text + "\n----\n");
             run.sample(t.step, text);
         }
         if (evaluated || stop || t.step == c.steps || due(c.log_every)) run.write_html();
@@ -227,7 +246,7 @@ template <class T> int train(Config config, const Resume& from) {
                 config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());
     std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(),
                 Matmul::engine().c_str());
-    require_memory<T>(config, params);
+    const size_t planned = require_memory<T>(config, params);
     const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq);
     std::printf("data    %s\n", corpus.describe().c_str());
     const Loader windows(corpus.train, config.seq, uint64_t(config.seed));
@@ -235,7 +254,7 @@ template <class T> int train(Config config, const Resume& from) {
         set_steps(config, std::max(1L, long(std::ceil(config.epochs * double(windows.windows() * config.seq) /
                                                       double(config.tokens_per_step)))));
 
-    Arena arena(planned_bytes<T>(config, params));
+    Arena arena(planned);
     Trainer<T> t(config, params, arena);
     if (!from.checkpoint.empty()) resume(t, corpus, from.checkpoint);
     else if (config.model_is_folder) load_weights(t, config.model), t.optimizer.adopt_weights(t.device);
@@ -247,7 +266,7 @@ template <class T> int train(Config config, const Resume& from) {
     run.write_run_json(run_facts(t, corpus));
     std::printf("run     %s%s\n\n", run.path().c_str(),
                 from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
-    std::signal(SIGINT, [](int) { interrupted = 1; });
+    std::signal(SIGINT, interrupt);
     loop(t, corpus, tokenizer, run);
     std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done",
                 t.step, seconds_since(begin), run.path().c_str());
@@ -260,13 +279,11 @@ template <class T> int generate(const Config& c) {
     if (prompt > c.shape.seq)
         fail("--prompt: " + std::to_string(prompt) + " tokens, but " + c.model + " sees at most " +
              std::to_string(c.shape.seq) + " at once; give a shorter one");
-    std::fputs(c.prompt.c_str(), stdout);
+    show_text(c.prompt);
     const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), 0};
-    generate_text<T>(c.model, c.shape, c.prompt, c.tokens, how, [](const std::string& piece) {
-        std::fputs(piece.c_str(), stdout);
-        std::fflush(stdout);
-    });
-    return std::fputs("\n", stdout), 0;
+    generate_text<T>(c.model, c.shape, c.prompt, c.tokens, how, show_text);
+    show_text("\n");
+    return 0;
 }
 
 // The gradients of whole small models, as the training step takes them: two unequal micro-batches, one target ignored.
@@ -306,7 +323,7 @@ inline int print_gradcheck() {
 
 inline int print_findings() {
     std::string device;
-    try { device = on_gpu ? device_name(0) : ""; } catch (const Error& e) { device = e.what(); }
+    try { device = on_gpu ? device_name(0) : ""; } catch (const Error&) { device = ""; }   // doctor says what to do
     for (const Finding& f : examine({Matmul::engine(), device, default_team()})) {
         std::printf("%-12s %s\n", f.what.c_str(), f.found.c_str());
         if (!f.advice.empty()) std::printf("%-12s   %s\n", "", f.advice.c_str());
@@ -334,12 +351,11 @@ inline int run_command(int argc, const char* const* argv) {
     device_name(0);                                    // a CUDA build without a device says so before anything else
     if (c.command == "gradcheck") return print_gradcheck();
     if (c.command == "generate")
-        return with_type(SafetensorsFile(c.model + "/model.safetensors").tensors().at(0).dtype,
-                         [&](auto type) { return generate<decltype(type)>(c); });
+        return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c); });
 
     if (from.run.empty()) from = find_resume(c.resume, c.out);   // with --config, which may say so itself
     c.out = !from.run.empty() ? from.run : c.out.empty() ? "out/" + time_name() : c.out;
-    if (c.data.empty()) c.data = std::filesystem::weakly_canonical(argv[0]).parent_path().string();   // its own sources
+    if (c.data.empty()) c.data = source_folder();
     return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from); });
 }
 

@@ -29,11 +29,12 @@ template <class T> struct Trainer {
     View<StepState> state;
     Context<T> context;
 
-    long step = 0, position = 0, tokens = 0;           // updates made, windows read, tokens trained
+    long step = 0, position = 0, tokens = 0;           // steps taken, windows read, tokens trained
 
     Trainer(const Config& config, const Params& params, Arena& arena)
         : config(config), params(params), device{.dry = arena.dry()}, matmul(device), arena(arena),
-          weights(arena, params), grads(arena, params), optimizer(arena, params, weights), rows(arena, micro_rows()),
+          weights(arena, params), grads(arena, params), optimizer(arena, params, weights), 
+          rows(arena, params.shape(), micro_rows(), config.seq),
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
           logprobs(arena.take<R>(micro_batches(), micro_rows())), final_stats(arena.take<R>(micro_rows(), 2)),
           embedded(arena.take<T>(micro_rows(), config.shape.dim)),
@@ -48,12 +49,12 @@ template <class T> struct Trainer {
     }
     long micro_rows() const { return config.batch * config.seq; }
     long micro_batches() const { return config.tokens_per_step / micro_rows(); }
-    View<const T> input(int block) const { return block == 1 ? embedded : acts[size_t(block - 2)].out; }
+    View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
 };
 
 // ---- files ----------------------------------------------------------------------------------------------------------
 // What must be the same when a run goes on: else its numbers would not be those of the run that never stopped.
-inline std::map<std::string, std::string> facts(const Config& c, const Corpus& corpus) {
+inline std::map<std::string, std::string> identity(const Config& c, const Corpus& corpus) {
     return {
         {"data", corpus.hash}, {"dtype", c.dtype}, {"seq", std::to_string(c.seq)}, {"seed", std::to_string(c.seed)}};
 }
@@ -67,7 +68,7 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
     parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
     parts.state = t.optimizer.sources(t.device);
     parts.extra_files = tokenizer.files();
-    parts.trainer = {t.step, t.position, t.tokens, uint64_t(t.config.seed), facts(t.config, corpus)};
+    parts.trainer = {t.step, t.position, t.tokens, uint64_t(t.config.seed), identity(t.config, corpus)};
     return save_checkpoint(run, parts, t.config.keep);
 }
 
@@ -78,7 +79,7 @@ template <class T> void load_weights(Trainer<T>& t, const std::string& folder) {
 // The checkpoint has been found complete: newest_checkpoint(), require_complete().
 template <class T> void resume(Trainer<T>& t, const Corpus& corpus, const std::string& checkpoint) {
     const TrainerState saved = read_trainer_state(checkpoint);
-    require_same_facts(saved, facts(t.config, corpus));
+    require_same_facts(saved, identity(t.config, corpus));
     load_weights(t, checkpoint);
     load_tensors(checkpoint + "/state/optimizer.safetensors", t.optimizer.targets(t.device));
     t.step = saved.step, t.position = saved.position, t.tokens = saved.tokens;

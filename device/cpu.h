@@ -24,6 +24,8 @@
 
 namespace baretrain {
 
+using std::log, std::sqrt;                            // for float too: ::sqrt and ::log are the ones for double
+
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 struct ConstantDim { unsigned x, y, z; };
 inline constexpr ConstantDim threadIdx{0, 0, 0}, blockDim{1, 1, 1};
@@ -68,6 +70,7 @@ template <class Body> void run_grid(unsigned blocks, unsigned, size_t shared_byt
 }
 
 inline std::string device_name(int) { return "CPU"; }
+inline size_t device_memory() { return 0; }             // free bytes of its own; 0: it uses the host's
 
 inline int default_team() {
 #if defined(_OPENMP)
@@ -99,6 +102,5 @@ inline void device_free(void* p, [[maybe_unused]] size_t bytes) {
 }
 inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
 inline void device_zero(void* p, size_t bytes, cudaStream_t) { std::memset(p, 0, bytes); }
-inline void device_wait(cudaStream_t) {}
 
 }  // namespace baretrain

@@ -37,6 +37,12 @@ inline std::string device_name(int index) {
     return properties.name;
 }
 
+inline size_t device_memory() {
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total));
+    return free;
+}
+
 inline int default_team() { return 1; }
 
 inline void* device_allocate(size_t bytes) {
@@ -53,6 +59,5 @@ inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t s
     check(cudaStreamSynchronize(stream));
 }
 inline void device_zero(void* p, size_t bytes, cudaStream_t stream) { check(cudaMemsetAsync(p, 0, bytes, stream)); }
-inline void device_wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream)); }
 
 }  // namespace baretrain

@@ -35,14 +35,4 @@ static_assert(sizeof(bf16) == 2 && std::is_trivially_copyable_v<bf16>);
 // Statistics, sums, gradients and optimizer state of a tensor of T are kept in Real<T>.
 template <class T> using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-enum class Dtype { fp32, bf16, fp64 };
-
-template <class T> constexpr Dtype dtype_of() {
-    if constexpr (std::is_same_v<std::remove_const_t<T>, double>) return Dtype::fp64;
-    else if constexpr (std::is_same_v<std::remove_const_t<T>, bf16>) return Dtype::bf16;
-    else return Dtype::fp32;
-}
-constexpr long size_of(Dtype d) { return d == Dtype::fp64 ? 8 : d == Dtype::fp32 ? 4 : 2; }
-constexpr const char* name_of(Dtype d) { return d == Dtype::fp64 ? "fp64" : d == Dtype::fp32 ? "fp32" : "bf16"; }
-
 }  // namespace baretrain

@@ -27,7 +27,7 @@ inline constexpr bool attention_one_thread = max_threads == 1;
 inline constexpr long attention_lanes = attention_one_thread ? 16 : 1;
 inline constexpr long attention_keys = attention_one_thread ? 64 : 32;
 inline constexpr long attention_queries = attention_one_thread ? 64 : 32, attention_few_queries = 8;
-inline constexpr long attention_backward_queries = attention_one_thread ? 64 : 16;    // fewer: shared memory of a GPU
+inline constexpr long attention_backward_queries = attention_one_thread ? 64 : 8;     // D = 128 fits in 99 KB of a GPU
 inline constexpr long attention_max_head = 256;
 
 // Rows of a tile are padded with zeros to whole strips and to whole groups of four.

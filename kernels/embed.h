@@ -63,6 +63,7 @@ void embed_forward(Device& d, View<T> x, View<const int> tokens, View<const T> w
 // dw (V or T, C) is added to. dx: (N, C). runs: the rows of dx by token (for wte) or by position (for wpe).
 template <class T> void embed_backward(Device& d, View<Real<T>> dw, View<const T> dx, const RunViews& runs) {
     require_equal(dw.cols, dx.cols, "embed: channels of dw and dx");
+    require(dw.dense() && dx.dense(), "embed: rows without gaps");
     launch(d, {runs.keys.cols}, embed_backward_kernel<T>, dw.data, dx.data, runs.rows.data, runs.starts.data,
            runs.keys.data, dx.cols);
 }

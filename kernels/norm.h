@@ -88,6 +88,7 @@ template <class T>
 void norm_backward_input(Device& d, View<T> dx, View<const T> dy, View<const T> x, View<const Real<T>> stats,
                          const NormWeights<T>& n) {
     require_equal(dx.count(), dy.count(), "norm: sizes of dx and dy");
+    require(dx.dense() && dy.dense() && x.dense(), "norm: rows without gaps");
     launch(d, {x.rows}, norm_backward_kernel<T>, dx.data, dy.data, x.data, n.w.data, stats.data, x.cols, !n.b.empty());
 }
 

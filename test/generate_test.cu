@@ -187,7 +187,8 @@ TEST_CASE("temperature 0 is the likeliest token, and equal logits go by id, what
         CHECK(pick({0, 1, 2}, {.temperature = 1, .top_p = 0}, u) == 2);
         CHECK(pick({5}, {}, u) == 0);
         CHECK(pick({NAN, 1, NAN, 2, 0}, {.temperature = 0}, u) == 3);
-        CHECK(pick(std::vector<double>(100, NAN), {}, u) == 0);
+        CHECK_THROWS_AS(pick(std::vector<double>(100, NAN), {}, u), Error);
+        CHECK(pick({NAN, 1, NAN, 1}, {}, u) == (u < 0.5 ? 1 : 3));
     }
     CHECK(pick({7, 7, 7}, {.top_k = 2}, 0.999) == 1);  // of three equal ones the first two are kept
     CHECK(pick({7, 7, 7}, {.top_k = 2}, 0.001) == 0);
@@ -239,7 +240,7 @@ TEST_CASE("evaluation is the mean over all windows, whatever the batch, and the 
     }
     for (long batch : {1L, 3L, 7L, 50L}) {
         Scratch s(m.arena);
-        RowBuffers rows(m.arena, batch * 8);
+        RowBuffers rows(m.arena, m.params.shape(), batch * 8, 8);
         long calls = 0;
         const auto count = [&](long, long total) { calls += total == 7; };
         const double loss = evaluate(m.context, m.weights, rows, data, batch, count);

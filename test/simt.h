@@ -58,6 +58,7 @@ inline constexpr unsigned max_threads = 1024;
 inline constexpr bool on_gpu = false;
 inline constinit thread_local unsigned simt_seed = 1;  // another seed, another order of threads and blocks
 
+using std::log, std::sqrt;
 using cudaStream_t = struct NoStream*;
 
 namespace simt {
@@ -372,6 +373,5 @@ inline void* device_allocate(size_t bytes) {
 inline void device_free(void* p, size_t) { std::free(p); }
 inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
 inline void device_zero(void* p, size_t bytes, cudaStream_t) { std::memset(p, 0, bytes); }
-inline void device_wait(cudaStream_t) {}
 
 }  // namespace baretrain
