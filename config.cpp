@@ -218,8 +218,8 @@ void resolve_run(Config& c, const Values& values) {
              number_text(c.batch) + " x --seq " + number_text(c.seq) + "; the next is " +
              number_text((c.tokens_per_step / window + 1) * window));
     double fraction = 0.5;
-    if (c.val.empty() || (read_number(c.val, fraction) && !(fraction > 0 && fraction < 1)))
-        fail("--val " + c.val + ": expected a path, or a fraction between 0 and 1");
+    if (c.val.empty() || (read_number(c.val, fraction) && !(fraction >= 0 && fraction < 1)))
+        fail("--val " + c.val + ": expected a path, a fraction between 0 and 1, or 0 for no validation");
     if (c.epochs > 0 && c.steps > 0 && values.count("steps"))
         fail("--steps " + number_text(c.steps) + " and --epochs " + number_text(c.epochs) +
              ": give one of them, or 0 for the other");

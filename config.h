@@ -25,7 +25,7 @@ struct Config {
                                                        // --vocab --tied; vocab 0: the tokenizer's, to be filled in
     long seq = 0;                                      // tokens of a window; the model can hold shape.seq >= seq
 
-    std::string data, val = "0.1", tokenizer = "byte"; // data "": the project's own sources; val: a path or a fraction
+    std::string data, val = "0.1", tokenizer = "byte"; // data "": our own sources; val: a path, a fraction or 0
     long batch = 8, tokens_per_step = 0;               // resolved: a multiple of batch * seq
 
     long steps = 1200;                                 // with epochs > 0 unknown until the data is: see set_steps()

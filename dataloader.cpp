@@ -42,7 +42,8 @@ std::vector<std::string> text_files_below(const fs::path& folder) {
         const std::string name = it->path().filename().string();
         std::error_code ignored;                       // a dangling link is not a file
         if (it->is_directory(ignored)) {
-            if (name[0] == '.' || skipped.count(name)) it.disable_recursion_pending();
+            const bool run = fs::exists(it->path() / "log.jsonl", ignored);
+            if (name[0] == '.' || skipped.count(name) || run) it.disable_recursion_pending();
         } else if (name[0] != '.' && it->is_regular_file(ignored) && is_text(it->path())) {
             found.push_back(it->path().string());
         }
@@ -179,12 +180,11 @@ long Rows::trained() const {
 Loader::Loader(const std::vector<uint16_t>& tokens, long seq, uint64_t seed)
     : tokens_(tokens), seq_(seq), windows_(0), seed_(seed) {
     require(seq > 0, "loader: seq is positive");
-    require(long(tokens.size()) > seq, "loader: at least one window of seq + 1 tokens");
-    windows_ = (long(tokens.size()) - 1) / seq;
+    if (!tokens.empty()) windows_ = (long(tokens.size()) - 1) / seq;
 }
 
 long Loader::window_start(long position) const {
-    require(position >= 0, "loader: positions start at 0");
+    require(position >= 0 && windows_ > 0, "loader: positions start at 0, and there is a window");
     const uint64_t epoch = uint64_t(position / windows_);
     const long slack = long(tokens_.size()) - 1 - windows_ * seq_;
     const long offset = long(philox(seed_, Stream::shuffle, epoch, 0).v[0] % uint64_t(slack + 1));

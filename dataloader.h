@@ -21,8 +21,8 @@ struct Corpus {
 
 // data: files and folders, separated by commas. val: files and folders too (left out of data), or a fraction: "0.1" is
 // the last tenth of the tokens, "0" or "" none. A folder gives every text file below it, sorted by path, without hidden
-// names, folders named out, build, third_party, node_modules, empty files, and binary ones (a zero byte or no UTF-8 in
-// the first 64 KB). At least one window of seq + 1 tokens must be in each part.
+// names, folders named out, build, third_party, node_modules, run folders (they hold a log.jsonl), empty files, and
+// binary ones (a zero byte or no UTF-8 in the first 64 KB). At least one window of seq + 1 tokens must be in each part.
 Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq);
 
 // A micro-batch as the model sees it: N rows.
@@ -35,7 +35,7 @@ struct Rows {
 class Loader {
 public:
     Loader(const std::vector<uint16_t>& tokens, long seq, uint64_t seed);   // keeps a reference to the tokens
-    long windows() const { return windows_; }          // per epoch
+    long windows() const { return windows_; }          // per epoch; 0: no validation, or fewer than seq + 1 tokens
     long window_start(long position) const;            // first token of the window at this position of the sequence
     Rows rows(long position, long batch) const;        // the windows at position .. position + batch - 1, T rows each
     Rows in_order(long first_window, long batch) const;   // for validation: not shuffled, fewer windows at the end

@@ -59,7 +59,7 @@ inline std::vector<Key> data_keys(Config& c) {
     using enum Show;
     return {
         {"data", &c.data, any, train, often, "text file, folder or token shards; empty: the project's own sources"},
-        {"val", &c.val, any, train, often, "validation text, or the fraction of --data held out, between 0 and 1"},
+        {"val", &c.val, any, train, often, "validation text, or the fraction of --data held out; 0: none"},
         {"tokenizer", &c.tokenizer, any, train, often, "byte, or a tokenizer file or folder"},
         {"batch", &c.batch, count, train, often, "sequences of a micro-batch"},
         {"tokens-per-step", &c.tokens_per_step, {1, 1e15}, train, often, "tokens of an update; unset: batch x seq"},

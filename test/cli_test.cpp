@@ -60,6 +60,8 @@ std::map<std::string, std::string> values_of(const std::string& toml) {
     return values;
 }
 
+long lines_in(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
+
 long flags_in(const std::string& help) {
     long n = 0;
     for (size_t at = help.find("\n  --"); at != std::string::npos; at = help.find("\n  --", at + 1)) ++n;
@@ -207,6 +209,15 @@ TEST_CASE("generate writes from a fresh checkpoint: the same for a seed, another
             CHECK(r.out.starts_with(prompt));
         }
     }
+}
+
+TEST_CASE("--val 0 trains on all of the text and never validates") {
+    const Lab lab;
+    lab.trained({"--val", "0", "--eval-every", "2"});
+    CHECK(contains(get(lab / "stdout"), "no validation"));
+    CHECK(!contains(get(lab / "run/log.jsonl"), "val_loss"));
+    CHECK(lines_in(get(lab / "run/log.jsonl")) == 4);
+    CHECK(run(lab.path, {"--config", "run/config.toml", "--out", "again"}).code == 0);
 }
 
 TEST_CASE("help lists about thirty flags, --help-all all of them; neither makes a run") {

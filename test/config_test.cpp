@@ -144,7 +144,9 @@ TEST_CASE("a value out of range is refused with what was expected, and the bound
     CHECK(refusal({"--steps", "0"}) == "accepted");
     CHECK(refusal({"--steps"}) == "--steps: expected exactly one value");
     CHECK(refusal({"--lr", "1", "--lr", "2"}) == "--lr: expected exactly one value");
-    CHECK(refusal({"--val", "1"}) == "--val 1: expected a path, or a fraction between 0 and 1");
+    CHECK(refusal({"--val", "1"}) == "--val 1: expected a path, a fraction between 0 and 1, or 0 for no validation");
+    CHECK(refusal({"--val", "-0.1"}).starts_with("--val -0.1: expected"));
+    CHECK(refusal({"--val", "0"}) == "accepted");
     CHECK(refusal({"--vocab", "256"}) == "--vocab 256: --tokenizer byte has 257 ids");
     CHECK(refusal({"--vocab", "257"}) == "accepted");
 }

@@ -150,7 +150,14 @@ TEST_CASE("the smallest texts have one window, two windows, two with a shift") {
         CHECK(long(first.size()) == size - windows * T);   // every offset 0 .. slack was used
     }
     const auto small = counting(size_t(T));
-    CHECK_THROWS_AS(Loader(small, T, 5), Error);
+    for (const auto& few : {small, counting(1), counting(0)})
+        for (long seq : {1L, T})
+            if (long(few.size()) <= seq) {             // no window: fine for validation, and nothing to train on
+                const Loader none(few, seq, 5);
+                CHECK(none.windows() == 0);
+                CHECK(none.in_order(0, 2).tokens.empty());
+                CHECK_THROWS_AS(none.rows(0, 1), Error);
+            }
 }
 
 TEST_CASE("a run that stops and resumes sees the windows of the run that never stopped") {
@@ -220,6 +227,19 @@ TEST_CASE("a folder gives its text files by path, without what is hidden, built 
                                                f / "z_cut.txt"};
     CHECK(c.files == expected);
     CHECK(read_corpus(f / "out", "", byte, 1).files == std::vector<std::string>{f / "out/x"});   // asked for by name
+}
+
+TEST_CASE("runs inside a data folder are not data, unless one is asked for by name") {
+    const Folder f;
+    f.write("a.txt", "some text");
+    const std::string hash = read_corpus(f.str(), "", byte, 4).hash;
+    f.write("runs/first/log.jsonl", "{}");
+    f.write("runs/first/config.toml", "lr = 1");
+    f.write("runs/first/step-000100/config.json", "{}");
+    CHECK(read_corpus(f.str(), "", byte, 4).hash == hash);
+    CHECK(read_corpus(f / "runs/first", "", byte, 1).files.size() == 3);
+    f.write("runs/notes.txt", "more text");
+    CHECK(read_corpus(f.str(), "", byte, 4).hash != hash);
 }
 
 TEST_CASE("validation is a fraction at the end, or files that are then not trained on") {
