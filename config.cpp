@@ -3,6 +3,7 @@
 #include "config.h"
 #include "config/keys.h"
 #include <CLI/CLI.hpp>
+#include <climits>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -192,6 +193,7 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
         if (!given("ffn")) c.shape.ffn = 0;
     }
     if (c.model_is_folder) {
+        if (!given("tokenizer")) c.tokenizer = c.model, c.origin["tokenizer"] = "default (" + c.model + ")";
         c.seq = given("seq") ? c.seq : std::min(1024L, start.seq);
         if (c.seq > start.seq)
             fail("--seq " + number_text(c.seq) + ": " + c.model + " holds at most " + number_text(start.seq));
@@ -201,17 +203,19 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
     }
     c.shape = with_defaults(c.shape);
     ModelShape checked = c.shape;
-    if (checked.vocab == 0) checked.vocab = 1;
+    if (checked.vocab == 0) checked.vocab = 2;
     check_shape(checked);
-    if (c.command == "train" && c.tokenizer == "byte" && c.shape.vocab < 257)
-        fail("--vocab " + number_text(c.shape.vocab) + ": --tokenizer byte has 257 ids");
+    if (c.command == "train" && c.tokenizer == "byte") set_vocab(c, 257);
 }
 
 void resolve_run(Config& c, const Values& values) {
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
     if (c.min_lr > c.lr) fail("--min-lr " + number_text(c.min_lr) + " is larger than --lr " + number_text(c.lr));
-    const long window = c.batch * c.seq;
+    const long window = c.batch * c.seq;               // a row is an int on the device
+    if (window > INT_MAX)
+        fail("--batch " + number_text(c.batch) + " x --seq " + number_text(c.seq) + ": " + number_text(window) +
+             " tokens at once, at most " + number_text(INT_MAX) + "; take a smaller --batch");
     if (!values.count("tokens-per-step")) c.tokens_per_step = window;
     if (c.tokens_per_step % window != 0)
         fail("--tokens-per-step " + number_text(c.tokens_per_step) + " is not a multiple of --batch " +
@@ -322,7 +326,8 @@ std::string to_toml(const Config& config) {
             // Not known before the data is: how many ids the tokenizer has, how many steps the epochs take.
             const std::string name = k.name, value = text_of(k.slot);
             const bool open = (name == "vocab" && c.shape.vocab == 0) || (name == "steps" && c.epochs > 0);
-            if (open || !(k.commands & bit_of(c.command))) continue;
+            const bool place = name == "out" || name == "resume";      // where a run lies is not what it does
+            if (open || place || !(k.commands & bit_of(c.command))) continue;
             std::string line = name + " = " + value;
             if (std::holds_alternative<std::string*>(k.slot)) {
                 std::ostringstream quoted;
@@ -346,6 +351,13 @@ void set_steps(Config& c, long steps) {
     if (!c.given("warmup")) c.warmup = std::min(50L, steps / 10);
     if (c.warmup > steps && steps > 0)
         throw Usage("--warmup " + number_text(c.warmup) + " is longer than the run: " + number_text(steps) + " steps");
+}
+
+void set_vocab(Config& c, long tokenizer) {
+    if (c.shape.vocab == 0) c.shape.vocab = tokenizer;
+    if (c.shape.vocab < tokenizer)
+        throw Usage("--vocab " + number_text(c.shape.vocab) + ": --tokenizer " + c.tokenizer + " has " +
+                    number_text(tokenizer) + " ids");
 }
 
 Schedule schedule_of(const Config& c) {

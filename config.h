@@ -63,11 +63,13 @@ struct ParseResult {
 // With --resume and without --config a run's own recipe lies under the flags: recipe_of names it, or "" for none.
 using RecipeOf = std::function<std::string(const std::string& resume, const std::string& out)>;
 ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of = {});
-std::string to_toml(const Config&);                    // each key with its origin; --config reads it back, equal
+// The recipe: each key but out and resume with its origin; --config reads it back, equal.
+std::string to_toml(const Config&);
 std::vector<std::pair<std::string, std::string>> key_values(const Config&);
 
 double val_fraction(const Config&);                    // the part held out of --data, or 0 when --val is a path
 void set_steps(Config&, long steps);                   // what --epochs comes to; throws Usage when --warmup is longer
+void set_vocab(Config&, long tokenizer);               // unless given: the tokenizer's; throws Usage when less
 Schedule schedule_of(const Config&);
 
 }  // namespace baretrain

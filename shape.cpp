@@ -44,12 +44,14 @@ long ceil_to(long n, long multiple) { return (n + multiple - 1) / multiple * mul
 
 std::string text(const std::string& name, long n) { return name + " " + std::to_string(n); }
 
-void check_size(const char* name, long value, long most) {
-    if (value < 1 || value > most) fail(text(name, value) + ": expected 1 to " + std::to_string(most));
+void check_size(const char* name, long value, long least, long most, const char* why = "") {
+    if (value < least || value > most)
+        fail(text(name, value) + ": expected " + std::to_string(least) + " to " + std::to_string(most) + why);
 }
 
 // Far beyond any model, and low enough that every product of sizes fits in 63 bits.
 constexpr long most_dim = 1 << 20, most_heads = 1 << 12, most_ffn = 1 << 22, most_layers = 1 << 14, most_rows = 1 << 24;
+constexpr long most_head_dim = 256;                    // attention_max_head of kernels/attention.h
 
 }  // namespace
 
@@ -90,8 +92,8 @@ ModelShape preset(const std::string& name) {
 }
 
 ModelShape with_defaults(ModelShape s) {
-    check_size("dim", s.dim, most_dim);
-    check_size("heads", s.heads, most_heads);
+    check_size("dim", s.dim, 2, most_dim);
+    check_size("heads", s.heads, 1, most_heads);
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     if (s.head_dim == 0) {
         if (s.dim % s.heads != 0) fail(text("heads", s.heads) + " must divide " + text("dim", s.dim));
@@ -102,20 +104,20 @@ ModelShape with_defaults(ModelShape s) {
 }
 
 void check_shape(const ModelShape& s) {
-    const std::vector<std::string> built = {"gpt2", "llama"}, later = {"qwen2", "qwen3", "mistral"};
-    if (std::count(later.begin(), later.end(), s.family))
+    if (std::count(later_families.begin(), later_families.end(), s.family))
         fail("family " + s.family + ": not built yet; gpt2 and llama are");
-    if (!std::count(built.begin(), built.end(), s.family))
-        fail("family " + s.family + ": unknown; the nearest is " + nearest(s.family, built));
+    if (!std::count(families.begin(), families.end(), s.family))
+        fail("family " + s.family + ": unknown; the nearest is " + nearest(s.family, families));
 
-    check_size("layers", s.layers, most_layers);
-    check_size("dim", s.dim, most_dim);
-    check_size("heads", s.heads, most_heads);
-    check_size("kv-heads", s.kv_heads, most_heads);
-    check_size("head-dim", s.head_dim, most_heads);
-    check_size("ffn", s.ffn, most_ffn);
-    check_size("vocab", s.vocab, most_rows);
-    check_size("seq", s.seq, most_rows);
+    // No matrix may have one row: in the table of parameters that is what a vector looks like.
+    check_size("layers", s.layers, 1, most_layers);
+    check_size("dim", s.dim, 2, most_dim);
+    check_size("heads", s.heads, 1, most_heads);
+    check_size("kv-heads", s.kv_heads, 1, most_heads);
+    check_size("head-dim", s.head_dim, 1, most_head_dim, ", which is what the attention kernel can hold");
+    check_size("ffn", s.ffn, 2, most_ffn);
+    check_size("vocab", s.vocab, 2, most_rows);
+    check_size("seq", s.seq, s.learned_positions() ? 2 : 1, most_rows);
 
     if (s.heads % s.kv_heads != 0) fail(text("kv-heads", s.kv_heads) + " must divide " + text("heads", s.heads));
     if (s.family == "gpt2" && s.kv_heads != s.heads)

@@ -9,8 +9,10 @@
 
 namespace baretrain {
 
+inline const std::vector<std::string> families = {"gpt2", "llama"}, later_families = {"qwen2", "qwen3", "mistral"};
+
 struct ModelShape {
-    std::string family = "gpt2";                       // gpt2, llama (qwen2, qwen3, mistral: known, not built yet)
+    std::string family = "gpt2";
     long layers = 0, dim = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
     long seq = 0;                                      // the longest sequence: rows of the position table (gpt2)
     bool tied = true;                                  // the head is the embedding

@@ -239,7 +239,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
 template <class T> int train(Config config, const Resume& from) {
     const auto begin = Clock::now();
     const Tokenizer tokenizer = load_tokenizer(config.tokenizer);
-    if (config.shape.vocab == 0) config.shape.vocab = tokenizer.vocab();
+    set_vocab(config, tokenizer.vocab());
     const Params params(config.shape);
     std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n",
                 config.shape.family.c_str(), config.shape.layers, config.shape.dim, config.shape.heads,
@@ -354,6 +354,9 @@ inline int run_command(int argc, const char* const* argv) {
         return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c); });
 
     if (from.run.empty()) from = find_resume(c.resume, c.out);   // with --config, which may say so itself
+    std::error_code absent;
+    if (!from.run.empty() && !c.out.empty() && !std::filesystem::equivalent(c.out, from.run, absent))
+        throw Usage("--out " + c.out + ": --resume goes on in " + from.run + "; leave --out out");
     c.out = !from.run.empty() ? from.run : c.out.empty() ? "out/" + time_name() : c.out;
     if (c.data.empty()) c.data = source_folder();
     return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from); });

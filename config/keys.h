@@ -5,6 +5,8 @@
 #include "config.h"
 #include <algorithm>
 #include <charconv>
+#include <climits>
+#include <cstdlib>
 #include <variant>
 
 namespace baretrain::keys {
@@ -22,7 +24,8 @@ struct Domain {
 inline const Domain any{}, not_negative{0, 1e15}, count{1, 1 << 24}, positive{0, 1e15, true};
 inline const Domain below_one{0, 1, false, true};
 
-enum : unsigned { train = 1, generate = 2, gradcheck = 4, doctor = 8 };
+inline const std::vector<std::string> commands = {"train", "generate", "gradcheck", "doctor"};
+enum : unsigned { train = 1, generate = 2 };           // command i is bit i; the others have no keys
 enum class Show { often, seldom };
 
 struct Key {
@@ -41,8 +44,7 @@ inline std::vector<Key> model_keys(Config& c) {
     using enum Show;
     return {
         {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
-        {"family", &c.shape.family, {.words = {"gpt2", "llama"}, .later = {"qwen2", "qwen3", "mistral"}}, shape, often,
-         "kind of block"},
+        {"family", &c.shape.family, {.words = families, .later = later_families}, shape, often, "kind of block"},
         {"layers", &c.shape.layers, count, shape, often, "blocks"},
         {"dim", &c.shape.dim, count, shape, often, "width of the residual stream"},
         {"heads", &c.shape.heads, count, shape, often, "query heads"},
@@ -59,10 +61,10 @@ inline std::vector<Key> data_keys(Config& c) {
     using enum Show;
     return {
         {"data", &c.data, any, train, often, "text file, folder or token shards; empty: the project's own sources"},
-        {"val", &c.val, any, train, often, "validation text, or the fraction of --data held out; 0: none"},
-        {"tokenizer", &c.tokenizer, any, train, often, "byte, or a tokenizer file or folder"},
+        {"val", &c.val, any, train, often, "validation text, or the part of --data held out; 0: none"},
+        {"tokenizer", &c.tokenizer, any, train, often, "byte, or a file or folder; unset: that of --model DIR"},
         {"batch", &c.batch, count, train, often, "sequences of a micro-batch"},
-        {"tokens-per-step", &c.tokens_per_step, {1, 1e15}, train, often, "tokens of an update; unset: batch x seq"},
+        {"tokens-per-step", &c.tokens_per_step, {1, INT_MAX}, train, often, "tokens of an update; unset: batch x seq"},
     };
 }
 
@@ -169,7 +171,6 @@ inline constexpr Later later_keys[] = {
     {"json", "false", "for plan"},
 };
 
-inline const std::vector<std::string> commands = {"train", "generate", "gradcheck", "doctor"};
 inline const std::vector<std::string> later_commands = {"plan", "eval", "report", "tokenize", "dump", "export"};
 
 template <class T> std::string number_text(T value) {
@@ -177,7 +178,15 @@ template <class T> std::string number_text(T value) {
     return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};   // the shortest that reads back equal
 }
 
-template <class T> bool read_number(const std::string& text, T& value) {
+// The whole of a text. Apple's libc++ has no from_chars for double; strtod follows the locale, which is "C" unless a
+// program sets another, and takes more than a number: spaces, a plus sign, hexadecimals.
+inline bool read_number(const std::string& text, double& value) {
+    char* stop = nullptr;
+    value = std::strtod(text.c_str(), &stop);
+    return !text.empty() && stop == text.data() + text.size() && !std::isspace(static_cast<unsigned char>(text[0])) &&
+           text[0] != '+' && text.find_first_of("xX") == std::string::npos;
+}
+inline bool read_number(const std::string& text, long& value) {
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, value);
     return error == std::errc() && stop == end && !text.empty();

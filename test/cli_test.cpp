@@ -180,7 +180,7 @@ TEST_CASE("generate refuses what is no model, by name") {
     put(weights, std::string(8, '\xff') + whole.substr(8));
     check_refused(lab, 1, model, {"model.safetensors"});
     fs::remove(weights);
-    check_refused(lab, 1, model, {"model.safetensors"});
+    check_refused(lab, 1, model, {"model: ", "safetensors"});
 }
 
 TEST_CASE("generate writes from a fresh checkpoint: the same for a seed, another for another, any bytes as a prompt") {
@@ -288,6 +288,11 @@ TEST_CASE("training can begin from a folder's weights, and refuses another shape
     const Words from = {"--model", "model", "--data", "text.txt", "--out", "run", "--batch", "2"};
     check_refused(lab, 2, from + Words{"--layers", "2"}, {"--layers 2", "config.json says 1"});
     check_refused(lab, 2, from + Words{"--seq", "32"}, {"--seq 32", "16"});
+    const std::string own = get(lab.path / "model/tokenizer.json");
+    put(lab.path / "model/tokenizer.json", "{}");
+    check_refused(lab, 1, from, {"model/tokenizer.json", "not built yet", "byte"});
+    put(lab.path / "model/tokenizer.json", own);
+    check_refused(lab, 2, lab.tiny() + Words{"--tokenizer", "model", "--vocab", "100"}, {"--vocab 100", "257"});
     for (const std::string dtype : {"fp64", "fp32"}) {
         CAPTURE(dtype);
         const Words words = from + Words{"--steps", "1", "--lr", "1e-9", "--dtype", dtype};

@@ -131,7 +131,10 @@ TEST_CASE("a value out of range is refused with what was expected, and the bound
     CHECK(refusal({"--lr", "0"}) == "--lr 0: expected a number above 0");
     CHECK(refusal({"--lr", "nan"}).starts_with("--lr nan"));
     CHECK(refusal({"--lr", "inf"}).starts_with("--lr inf"));
-    CHECK(refusal({"--lr", "1e-3x"}).starts_with("--lr 1e-3x"));
+    for (const char* text : {"1e-3x", "", " 1e-3", "1e-3 ", "+1e-3", "0x1p-9", "1,5"})
+        CHECK(refusal({"--lr", text}).starts_with("--lr " + std::string(text) + ": expected"));
+    CHECK(config({"--lr", "0.1"}).lr == 0.1);
+    CHECK(config({"--eps", "2.2250738585072014e-308"}).eps == 2.2250738585072014e-308);
     CHECK(refusal({"--beta1", "1"}) == "--beta1 1: expected a number from 0 to below 1");
     CHECK(refusal({"--beta1", "0"}) == "accepted");
     CHECK(refusal({"--top-p", "0"}) == "--top-p 0: expected a number above 0 to 1");
@@ -159,6 +162,11 @@ TEST_CASE("values that contradict each other are refused") {
     CHECK(refusal({"--tokens-per-step", "1500"}) ==
           "--tokens-per-step 1500 is not a multiple of --batch 8 x --seq 128; the next is 2048");
     CHECK(config({"--tokens-per-step", "2048"}).tokens_per_step == 2048);
+    const std::string many = "--batch 16777216 x --seq 128: 2147483648 tokens at once, at most 2147483647; ";
+    CHECK(refusal({"--batch", "16777216"}) == many + "take a smaller --batch");
+    CHECK(refusal({"--batch", "16777215"}) == "accepted");
+    CHECK(refusal({"--tokens-per-step", "2147483648"}).ends_with(": expected a whole number from 1 to 2147483647"));
+    CHECK(refusal({"--tokens-per-step", "2147482624"}) == "accepted");
     CHECK(refusal({"--heads", "5"}) == "heads 5 must divide dim 128");
     CHECK(refusal({"--steps", "5", "--epochs", "2"}).starts_with("--steps 5 and --epochs 2"));
     CHECK(refusal({"--model", "gpt2-124m", "--family", "llama"}) == "--family llama: gpt2-124m is gpt2");
@@ -219,6 +227,9 @@ TEST_CASE("config.toml reads back to an equal configuration, with origins as com
     CHECK(contains(text, "\nlr = 0.5                        # flag\n"));
     CHECK(contains(text, "\nlayers = 12                     # default (gpt2-124m)\n"));
     CHECK(contains(text, "\nclip = 1                        # default\n"));
+    const std::string placed = to_toml(config({"--out", "here", "--resume", "auto"}));
+    CHECK(!contains(placed, "\nout = "));              // where a run lies is not of the recipe
+    CHECK(!contains(placed, "\nresume = "));
 }
 
 TEST_CASE("shape flags change a preset, and what follows from them follows") {
@@ -254,6 +265,24 @@ TEST_CASE("a model folder decides the shape; flags may repeat it, not contradict
     const Config again = config({"--config", folder.write("c.toml", to_toml(t))});
     CHECK(again.shape == t.shape);
     CHECK(key_values(again) == key_values(t));
+}
+
+TEST_CASE("a model folder brings its tokenizer; ids that the model has no row for are refused, whatever the tokenizer") {
+    const Folder folder;
+    folder.write("m/config.json", to_hf_config(preset("llama-tiny"), "float32", 256));
+    const std::string dir = (folder.path / "m").string();
+    const Config own = config({"--model", dir});
+    CHECK(own.tokenizer == dir);
+    CHECK(own.origin.at("tokenizer") == "default (" + dir + ")");
+    CHECK(config({"--model", dir, "--tokenizer", "byte"}).tokenizer == "byte");
+    CHECK(config({"--model", "gpt2-tiny"}).tokenizer == "byte");
+    Config c = config({"--tokenizer", "t.json", "--vocab", "300"});
+    set_vocab(c, 300);
+    CHECK(c.shape.vocab == 300);
+    CHECK_THROWS_WITH_AS(set_vocab(c, 301), "--vocab 300: --tokenizer t.json has 301 ids", Usage);
+    c = config({"--tokenizer", "t.json"});
+    set_vocab(c, 301);
+    CHECK(c.shape.vocab == 301);
 }
 
 TEST_CASE("a recipe serves several commands: each takes the keys it uses") {

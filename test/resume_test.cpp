@@ -347,6 +347,23 @@ TEST_CASE("flags go on top of the run's own numbers, not of the defaults") {
     CHECK(json::parse(trainer).at("tokens") == 5 * 96 + 2 * 64);
 }
 
+TEST_CASE("a resumed run goes on where it lies: another --out is refused, its own is fine, and it may be moved") {
+    const Lab lab;
+    REQUIRE(lab.train("run", {"--steps", "3"}).code == 0);
+    const auto before = content_of(lab / "run");
+    for (const std::string resume : {"run", "run/step-000003"}) {
+        const Words words = {"--resume", resume, "--steps", "5", "--out", "other"};
+        check_refused(lab.path, words, 2, {"--out other", "run"});
+        CHECK(!fs::exists(lab / "other"));
+    }
+    CHECK((content_of(lab / "run") == before));
+    CHECK(run(lab.path, {"--resume", "run", "--steps", "4", "--out", "./run/"}).code == 0);
+    fs::rename(lab / "run", lab / "moved");
+    CHECK(run(lab.path, {"--resume", "moved", "--steps", "5"}).code == 0);
+    CHECK(numbers_of(lab / "moved").size() == 5);
+    CHECK(!fs::exists(lab / "run"));
+}
+
 TEST_CASE("after going back to an earlier checkpoint, the steps that were given up are never taken up again") {
     const Lab lab;
     REQUIRE(lab.train("run", {"--save-every", "7", "--steps", "14"}).code == 0);

@@ -78,7 +78,7 @@ TEST_CASE("numbers that are not chosen follow from the others") {
     CHECK(llama(2, 97, 1).ffn == 320);                 // 258.7: the next multiple of 64
     CHECK(llama(2, 64, 4, 0, 32).head_dim == 32);
     CHECK_THROWS_WITH(gpt2(2, 64, 5), "heads 5 must divide dim 64");
-    CHECK_THROWS_WITH(gpt2(2, 0, 4), "dim 0: expected 1 to 1048576");
+    CHECK_THROWS_WITH(gpt2(2, 0, 4), "dim 0: expected 2 to 1048576");
 }
 
 TEST_CASE("each rule is refused in one line, and the shape beside it is not") {
@@ -113,9 +113,25 @@ TEST_CASE("each rule is refused in one line, and the shape beside it is not") {
     CHECK(refusal(s).starts_with("rope_theta"));
 }
 
+TEST_CASE("a head fits the attention kernel, and no matrix has one row, which would be a vector") {
+    ModelShape s = llama(2, 1024, 4, 4, 256);
+    CHECK(refusal(s) == "accepted");
+    s.head_dim = 258;
+    CHECK(refusal(s) == "head-dim 258: expected 1 to 256, which is what the attention kernel can hold");
+    CHECK(refusal(gpt2(1, 514, 2)).starts_with("head-dim 257: expected 1 to 256"));
+    for (long ModelShape::*size : {&ModelShape::dim, &ModelShape::ffn, &ModelShape::vocab, &ModelShape::seq})
+        for (const std::string& family : families) {
+            s = {.family = family, .layers = 1, .dim = 2, .heads = 1, .kv_heads = 1, .head_dim = 2, .ffn = 2,
+                 .vocab = 2, .seq = 2};
+            CHECK(refusal(s) == "accepted");
+            s.*size = 1;
+            CHECK((refusal(s) == "accepted") == (family == "llama" && size == &ModelShape::seq));
+        }
+}
+
 TEST_CASE("the largest shape that is accepted has a parameter count that fits in 63 bits") {
     ModelShape s{.family = "llama", .layers = 1 << 14, .dim = 1 << 20, .heads = 1 << 12, .kv_heads = 1 << 12,
-                 .head_dim = 1 << 12, .ffn = 1 << 22, .vocab = 1 << 24, .seq = 1 << 24};
+                 .head_dim = 256, .ffn = 1 << 22, .vocab = 1 << 24, .seq = 1 << 24};
     CHECK(refusal(s) == "accepted");
     const long double block = 4.0L * s.dim * s.heads * s.head_dim + 3.0L * s.dim * s.ffn + 2.0L * s.dim;
     CHECK(double(s.parameters()) == doctest::Approx(double(s.layers * block + 1.0L * s.vocab * s.dim + s.dim)));
