@@ -70,7 +70,7 @@ std::string json_line(const StepLog& log) {
     if (log.val_loss) add("val_loss", *log.val_loss);
     if (!log.ms.empty()) line += ",\"ms\":" + json_object(log.ms);
     if (!log.bytes.empty()) line += ",\"bytes\":" + json_object(log.bytes);
-    if (log.skipped) line += ",\"skipped\":true";
+    if (!log.skipped.empty()) line += ",\"skipped\":" + json_text(log.skipped);
     if (!nonfinite.empty()) line += ",\"nonfinite\":{" + nonfinite + "}";
     return line + "}\n";
 }
@@ -164,8 +164,9 @@ struct Axis {
     std::vector<double> ticks() const {
         const double raw = (high - low) / 5, power = std::pow(10, std::floor(std::log10(raw)));
         const double step = power * (raw > 5 * power ? 10 : raw > 2 * power ? 5 : raw > power ? 2 : 1);
-        std::vector<double> values;
-        for (double k = std::ceil(low / step); k * step <= high; ++k) values.push_back(k * step);
+        const double first = std::ceil(low / step);
+        std::vector<double> values;                    // six at most; by number: adding 1 to a huge one changes nothing
+        for (int i = 0; i <= 5 && (first + i) * step <= high; ++i) values.push_back((first + i) * step);
         return values;
     }
 };
@@ -273,7 +274,7 @@ std::string log_line(const StepLog& log, long last_step) {
                        format(" | %6s tok/s", short_number(log.tokens_per_s).c_str());
     if (log.mfu >= 0) line += format(" | mfu %4.1f %%", 100 * log.mfu);
     if (log.val_loss) line += format(" | val %.4f", *log.val_loss);
-    if (log.skipped) line += " | skipped: not finite";
+    if (!log.skipped.empty()) line += " | skipped: " + log.skipped;
     return line;
 }
 

@@ -20,7 +20,7 @@ struct StepLog {
     double tokens_per_s = 0, mfu = -1;                 // mfu: share of the peak, 0..1; negative: unknown
     std::optional<double> val_loss;                    // where it was evaluated
     std::map<std::string, double> ms, bytes;           // time and traffic by phase
-    bool skipped = false;                              // the update was left out: something was not finite
+    std::string skipped;                               // why the update was left out; empty: it was not
 };
 
 std::string log_header();                              // what the columns mean, one line

@@ -34,7 +34,7 @@ struct Folder {
 
 StepLog step_log(long step, double loss) {
     return {.step = step, .loss = loss, .grad_norm = 0.5, .lr = 3e-4, .tokens = 64 * step, .tokens_per_s = 31234,
-            .mfu = 0.412, .val_loss = {}, .ms = {}, .bytes = {}, .skipped = false};
+            .mfu = 0.412, .val_loss = {}, .ms = {}, .bytes = {}, .skipped = {}};
 }
 
 template <class Body> std::string error_of(Body body) {
@@ -76,9 +76,12 @@ TEST_CASE("the console line is aligned and says what it knows") {
     s.step = 1000, s.loss = 11.5, s.grad_norm = 12.5, s.mfu = 0.412, s.val_loss = 2.3, s.tokens_per_s = 999;
     CHECK(log_line(s, 1000) ==
           "step 1000/1000 | loss 11.5000 | norm 12.50 | lr 3.0e-04 |    999 tok/s | mfu 41.2 % | val 2.3000");
-    s.loss = NAN, s.grad_norm = INFINITY, s.val_loss = NAN, s.skipped = true, s.tokens_per_s = 1.25e6;
+    s.loss = NAN, s.grad_norm = INFINITY, s.val_loss = NAN, s.skipped = "not finite", s.tokens_per_s = 1.25e6;
     CHECK(log_line(s, 1000) == "step 1000/1000 | loss     nan | norm   inf | lr 3.0e-04 |   1.2M tok/s | mfu 41.2 % | "
                                "val nan | skipped: not finite");
+    s = step_log(7, 0), s.grad_norm = 0, s.mfu = -1, s.skipped = "nothing to train";
+    CHECK(log_line(s, 9) ==
+          "step 7/9 | loss  0.0000 | norm  0.00 | lr 3.0e-04 |  31.2k tok/s | skipped: nothing to train");
     CHECK(log_header().find("norm: of the gradient, before clipping") != std::string::npos);
     CHECK(log_header().find('\n') == std::string::npos);
 }
@@ -126,14 +129,14 @@ TEST_CASE("NaN and infinity stay visible in a log that is still JSON") {
     const Folder f;
     RunFolder run(f.run());
     StepLog s = step_log(1, NAN);
-    s.grad_norm = INFINITY, s.val_loss = -INFINITY, s.skipped = true, s.ms = {{"x", NAN}};
+    s.grad_norm = INFINITY, s.val_loss = -INFINITY, s.skipped = "not finite", s.ms = {{"x", NAN}};
     run.log(s);
     const json line = f.lines("log.jsonl")[0];
     CHECK(line["loss"].is_null());
     CHECK(line["grad_norm"].is_null());
     CHECK(line["lr"] == 3e-4);
     CHECK(line["ms"]["x"].is_null());
-    CHECK(line["skipped"] == true);
+    CHECK(line["skipped"] == "not finite");
     CHECK(line["nonfinite"] == json{{"loss", "nan"}, {"grad_norm", "inf"}, {"val_loss", "-inf"}});
 }
 
@@ -294,6 +297,19 @@ TEST_CASE("the page survives no point, one, two, and the same value twice") {
         CHECK(count(page, "nan") + count(page, "inf") == 0);
         CHECK(count(page, "<svg") == count(page, "</svg>"));
         if (steps) CHECK(count(page, "<text") >= 4);
+    }
+}
+
+TEST_CASE("values that differ in their last bits are drawn too") {
+    for (const double value : {1.0, 1e-300, 1e300, 5e-324, -3e15}) {
+        CAPTURE(value);
+        const Folder f;
+        RunFolder run(f.run());
+        run.log(step_log(1, value)), run.log(step_log(2, std::nextafter(value, INFINITY)));
+        run.write_html();
+        const std::string page = f.read("run.html");
+        CHECK(points_of(curves(page)[0]) == 2);
+        CHECK(count(page, "<text") < 50);
     }
 }
 
