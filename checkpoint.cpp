@@ -4,12 +4,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -29,12 +26,6 @@ const std::string state_file = "state/optimizer.safetensors", trainer_file = "st
 const std::string mark_file = "state/complete";
 
 // --- small files ---
-
-std::string read_text(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    if (!in) fail(path.string() + ": cannot be opened: " + std::strerror(errno));
-    return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // body(json) may use the throwing accessors: whatever does not fit is one line.
 template <class Body> auto read_json(const fs::path& path, Body body) {
@@ -72,9 +63,7 @@ void sync_folder(const fs::path& folder) {
 // --- names ---
 
 std::string step_name(long step) {
-    char name[32];
-    std::snprintf(name, sizeof name, "step-%06ld", step);
-    return name;
+    return format("step-%06ld", step);
 }
 
 // step-<digits>, with .old or without: the step; otherwise -1.
@@ -150,10 +139,8 @@ bool passes(const fs::path& folder, Check check) {
 void write_mark(const fs::path& folder, const Files& files) {
     json listed = json::object();
     for (const auto& [name, written] : files) listed[name] = {{"bytes", written.bytes}, {"hash", written.hash}};
-    const fs::path mark = folder / mark_file, building = mark.string() + ".tmp";
-    write_text(building, text_of({{"files", listed}}));
-    fs::rename(building, mark);
-    sync_folder(mark.parent_path());
+    write_whole((folder / mark_file).string(), text_of({{"files", listed}}));
+    sync_folder(folder / "state");
 }
 
 // --- saving ---
@@ -189,7 +176,7 @@ Files write_parts(const fs::path& folder, const CheckpointParts& parts) {
     files[weights_file] = write_safetensors((folder / weights_file).string(), parts.weights, {{"format", "pt"}});
     files[state_file] = write_safetensors((folder / state_file).string(), parts.state, {});
     files[trainer_file] = write_text(folder / trainer_file, text_of({{"step", t.step}, {"position", t.position},
-                                     {"tokens", t.tokens}, {"seed", t.seed}, {"facts", t.facts}}));
+                                     {"tokens", t.tokens}, {"facts", t.facts}}));
     sync_folder(folder / "state");
     sync_folder(folder);
     return files;
@@ -293,7 +280,7 @@ std::string newest_run(const std::string& out_folder) {
 TrainerState read_trainer_state(const std::string& checkpoint_folder) {
     return read_json(fs::path(checkpoint_folder) / trainer_file, [](const json& j) {
         return TrainerState{long(whole_number(j.at("step"), LONG_MAX)), long(whole_number(j.at("position"), LONG_MAX)),
-                            long(whole_number(j.at("tokens"), LONG_MAX)), whole_number(j.at("seed"), UINT64_MAX),
+                            long(whole_number(j.at("tokens"), LONG_MAX)),
                             j.at("facts").get<std::map<std::string, std::string>>()};
     });
 }
@@ -323,21 +310,24 @@ std::string describe(const std::string& dtype, const std::vector<long>& shape) {
     return text + ")";
 }
 
-// "; missing: a, b, c and 2 more"
-std::string listing(const char* title, const std::vector<std::string>& items) {
-    if (items.empty()) return "";
-    std::string text = std::string("; ") + title + ": ";
-    const size_t shown = std::min<size_t>(items.size(), 4);
-    for (size_t i = 0; i < shown; ++i) text += (i ? ", " : "") + items[i];
-    return shown == items.size() ? text : text + " and " + std::to_string(items.size() - shown) + " more";
-}
+// "; missing: a, b, c, d and 2 more"
+struct Listing {
+    std::string items;
+    long count = 0;
+    void add(const std::string& item) {
+        if (++count <= 4) items += (count > 1 ? ", " : "") + item;
+    }
+    std::string under(const std::string& title) const {
+        return count == 0 ? "" : "; " + title + ": " + items + (count > 4 ? format(" and %ld more", count - 4) : "");
+    }
+};
 
 // `where` is the path to name in errors. The files hold no name twice.
 void load_from(const std::string& where, const std::vector<const SafetensorsFile*>& files,
                const std::vector<TensorTarget>& targets) {
     std::map<std::string, const TensorTarget*> wanted;
     for (const TensorTarget& t : targets) require(wanted.insert({t.name, &t}).second, "load: a target stands twice");
-    std::vector<std::string> missing, extra, other;
+    Listing missing, extra, other;
     size_t largest = 0;
     std::map<std::string, const TensorTarget*> unseen = wanted;
     for (const SafetensorsFile* file : files)
@@ -345,15 +335,15 @@ void load_from(const std::string& where, const std::vector<const SafetensorsFile
             largest = std::max(largest, t.bytes());
             unseen.erase(t.name);
             const auto target = wanted.find(t.name);
-            if (target == wanted.end()) extra.push_back(t.name);
+            if (target == wanted.end()) extra.add(t.name);
             else if (t.dtype != target->second->dtype || t.shape != target->second->shape)
-                other.push_back(t.name + " is " + describe(t.dtype, t.shape) + ", expected " +
-                                describe(target->second->dtype, target->second->shape));
+                other.add(t.name + " is " + describe(t.dtype, t.shape) + ", expected " +
+                          describe(target->second->dtype, target->second->shape));
         }
-    for (const auto& [name, target] : unseen) missing.push_back(name);
-    if (!missing.empty() || !extra.empty() || !other.empty())
-        fail(where + ": not the tensors that this model needs" + listing("missing", missing) +
-             listing("not expected", extra) + listing("different", other));
+    for (const auto& [name, target] : unseen) missing.add(name);
+    if (missing.count + extra.count + other.count)
+        fail(where + ": not the tensors that this model needs" + missing.under("missing") +
+             extra.under("not expected") + other.under("different"));
 
     std::vector<char> bytes(largest);                  // one tensor at a time
     for (const SafetensorsFile* file : files)

@@ -12,7 +12,6 @@ namespace baretrain {
 
 struct TrainerState {
     long step = 0, position = 0, tokens = 0;
-    uint64_t seed = 0;
     std::map<std::string, std::string> facts;          // what must be the same on resume: name -> value
 };
 

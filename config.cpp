@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <climits>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <sstream>
 #include <toml++/toml.h>
@@ -156,14 +155,6 @@ bool is_shape(const std::string& name) {
     return names.count(name) > 0;
 }
 
-std::string read_text(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) fail(path + ": not found, and a model folder needs it");
-    std::ostringstream text;
-    text << file.rdbuf();
-    return text.str();
-}
-
 // The shape before any shape flag, and where it comes from.
 std::string start_shape(Config& c, const Values& values) {
     const auto model = values.find("model");
@@ -179,7 +170,7 @@ std::string start_shape(Config& c, const Values& values) {
         return "default (" + c.model + ")";
     }
     const std::string file = (std::filesystem::path(c.model) / "config.json").string();
-    c.shape = from_hf_config(read_text(file), file);
+    c.shape = from_hf_config(read_text(file, "not found, and a model folder needs it"), file);
     return "default (" + file + ")";
 }
 
@@ -221,8 +212,8 @@ void resolve_run(Config& c, const Values& values) {
         fail("--tokens-per-step " + number_text(c.tokens_per_step) + " is not a multiple of --batch " +
              number_text(c.batch) + " x --seq " + number_text(c.seq) + "; the next is " +
              number_text((c.tokens_per_step / window + 1) * window));
-    double fraction = 0.5;
-    if (c.val.empty() || (read_number(c.val, fraction) && !(fraction >= 0 && fraction < 1)))
+    const double part = number_in(c.val).value_or(0);  // else a path
+    if (c.val.empty() || !(part >= 0 && part < 1))
         fail("--val " + c.val + ": expected a path, a fraction between 0 and 1, or 0 for no validation");
     if (c.epochs > 0 && c.steps > 0 && values.count("steps"))
         fail("--steps " + number_text(c.steps) + " and --epochs " + number_text(c.epochs) +
@@ -339,11 +330,6 @@ std::string to_toml(const Config& config) {
         }
     }
     return text;
-}
-
-double val_fraction(const Config& c) {
-    double fraction = 0;
-    return read_number(c.val, fraction) ? fraction : 0;
 }
 
 void set_steps(Config& c, long steps) {

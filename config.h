@@ -1,5 +1,5 @@
 // config.h - the command line and the recipe: one table of keys gives flags, TOML, help, checks and the saved file.
-// Copy with: config.cpp, config/keys.h, shape.h, shape.cpp, schedule.h, device/error.h, CLI11, toml++, nlohmann-json
+// Copy with: config.cpp, config/keys.h, schedule.h and what they name, CLI11, toml++, nlohmann-json
 // Flags are named like the TOML keys, and members like both (- becomes _). Flags win over --config FILE, and that wins
 // over the defaults. parse() resolves and checks every number: the shape comes from the preset, from DIR/config.json or
 // from the defaults, with the shape flags on top. Wrong usage throws Usage, one line.
@@ -67,7 +67,6 @@ ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of =
 std::string to_toml(const Config&);
 std::vector<std::pair<std::string, std::string>> key_values(const Config&);
 
-double val_fraction(const Config&);                    // the part held out of --data, or 0 when --val is a path
 void set_steps(Config&, long steps);                   // what --epochs comes to; throws Usage when --warmup is longer
 void set_vocab(Config&, long tokenizer);               // unless given: the tokenizer's; throws Usage when less
 Schedule schedule_of(const Config&);

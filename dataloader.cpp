@@ -1,10 +1,9 @@
 #include "dataloader.h"
 #include "device/error.h"
 #include "device/random.h"
+#include "files.h"
 #include <algorithm>
 #include <bit>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -15,13 +14,6 @@ namespace baretrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string read_text(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    if (!in) fail(path.string() + ": can't read it; check its permissions");
-    return text;
-}
 
 bool is_text(const fs::path& path) {
     std::string head(64 << 10, '\0');
@@ -74,7 +66,7 @@ std::vector<std::string> list_files(const std::string& flag, const std::string& 
 void append_documents(Corpus& corpus, std::vector<uint16_t>& tokens, const std::vector<std::string>& files,
                       const Tokenizer& tokenizer) {
     for (const std::string& file : files) {
-        const std::string text = read_text(file);
+        const std::string text = read_text(file, "can't read it; check its permissions");
         if (text.empty()) fail(file + ": is empty; give a file with text");
         if (!tokens.empty()) tokens.push_back(uint16_t(tokenizer.end_of_text()));
         const std::vector<int> ids = tokenizer.encode(text);
@@ -91,31 +83,13 @@ std::string hash_tokens(const Corpus& corpus) {
     add(corpus.train.size());
     for (uint16_t token : corpus.train) add(token);
     for (uint16_t token : corpus.val) add(token);
-    char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(h));
-    return text;
+    return format("%016llx", static_cast<unsigned long long>(h));
 }
 
 void need_window(const std::vector<uint16_t>& tokens, long seq, const std::string& what, const std::string& remedy) {
     if (long(tokens.size()) <= seq)
         fail(what + ": " + std::to_string(tokens.size()) + " tokens are too few: a window of --seq " +
              std::to_string(seq) + " needs " + std::to_string(seq + 1) + "; " + remedy);
-}
-
-// The whole of `text` as a number, or nothing: then it is a path.
-std::optional<double> as_number(const std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (text.empty() || *end) return std::nullopt;
-    return value;
-}
-
-std::string short_count(size_t n) {
-    char text[32];
-    if (n < 10000) std::snprintf(text, sizeof text, "%zu", n);
-    else if (n < 10000000) std::snprintf(text, sizeof text, "%.1fk", double(n) / 1e3);
-    else std::snprintf(text, sizeof text, "%.1fM", double(n) / 1e6);
-    return text;
 }
 
 // Swap-or-not (Hoang, Morris, Rogaway 2012), a keyed permutation of 0..n-1 without a table: each round pairs x with
@@ -135,15 +109,15 @@ long permuted(long x, long n, uint64_t seed, uint64_t epoch) {
 
 std::string Corpus::describe() const {
     std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file, " : " files, ");
-    line += short_count(bytes) + " bytes: " + short_count(train.size()) + " training tokens";
-    line += val.empty() ? ", no validation" : ", " + short_count(val.size()) + " validation tokens";
+    line += short_number(double(bytes)) + " bytes: " + short_number(double(train.size())) + " training tokens";
+    line += val.empty() ? ", no validation" : ", " + short_number(double(val.size())) + " validation tokens";
     return line + ", hash " + hash;
 }
 
 Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq) {
     require(tokenizer.vocab() <= 65536, "corpus: token ids fit in 16 bits");
     require(seq > 0, "corpus: seq is positive");
-    const std::optional<double> number = val.empty() ? 0 : as_number(val);
+    const std::optional<double> number = val.empty() ? 0 : number_in(val);
     const bool has_fraction = number.has_value();
     const double fraction = number.value_or(0);
     if (!(fraction >= 0 && fraction < 1))

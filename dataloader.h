@@ -1,5 +1,5 @@
 // dataloader.h - text files to tokens, tokens to an endless shuffled sequence of windows; a position is one integer.
-// Copy with: dataloader.cpp tokenizer.h tokenizer.cpp device/error.h device/random.h device/types.h nlohmann-json
+// Copy with: dataloader.cpp, tokenizer.h, device/random.h and what they name
 // A window is T + 1 neighbouring tokens: T inputs and T targets. An epoch has floor((tokens - 1) / T) of them, side by
 // side from an offset in [0, slack]; offset and order depend on (seed, epoch) alone; each window comes exactly once.
 // What stands at a position is a function of (tokens, T, seed, position), not of what was read before: resume is exact.

@@ -3,16 +3,10 @@
 #include "device/error.h"
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <climits>
-#include <cstring>
-#include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sys/stat.h>
 #include <tuple>
-#include <unistd.h>
-#include <utility>
 
 namespace baretrain {
 
@@ -21,13 +15,10 @@ namespace {
 using nlohmann::json;
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian and is copied as it is");
 
-constexpr size_t longest_header = 100'000'000, longest_name = 500, buffer_bytes = 1 << 20;
+constexpr size_t longest_header = 100'000'000, longest_name = 500;
 
 [[noreturn]] void fail_damaged(const std::string& path, const std::string& why) {
     fail(path + ": not a sound safetensors file: " + why + "; copy or download it again");
-}
-[[noreturn]] void fail_system(const std::string& path, const std::string& what) {
-    fail(path + ": cannot be " + what + ": " + std::strerror(errno));
 }
 
 // Bytes of one element; 0: unknown.
@@ -117,77 +108,36 @@ void check_tiling(const std::string& path, const std::vector<TensorInfo>& tensor
     if (at < data_bytes) fail_damaged(path, std::to_string(data_bytes - at) + " bytes behind the last tensor");
 }
 
-void read_at(const std::string& path, int file, void* to, size_t bytes, size_t from) {
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t n = pread(file, static_cast<char*>(to) + done, bytes - done, off_t(from + done));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) fail_system(path, "read");
-        if (n == 0) fail(path + ": became shorter while it was read");
-        done += size_t(n);
-    }
-}
-
-// FNV-1a over 8-byte words, the last one padded with zeros. The product carries low bits up only; the fold brings high
-// ones down.
-uint64_t hash_words(uint64_t hash, const char* p, size_t bytes) {
-    for (; bytes > 0; p += 8) {
-        uint64_t word = 0;
-        const size_t n = std::min<size_t>(8, bytes);
-        std::memcpy(&word, p, n);
-        bytes -= n;
-        hash = (hash ^ word) * 0x100000001B3;
-        hash ^= hash >> 32;
-    }
-    return hash;
-}
-
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-    file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file_ < 0) fail_system(path, "opened");
-    try {
-        read_header();
-    } catch (...) {
-        ::close(file_);                                // a constructor that throws runs no destructor
-        throw;
-    }
-}
-SafetensorsFile::~SafetensorsFile() { ::close(file_); }
-
-void SafetensorsFile::read_header() {
-    struct stat status;
-    if (fstat(file_, &status) != 0) fail_system(path_, "examined");
-    if (!S_ISREG(status.st_mode)) fail(path_ + ": is not a file; give the path of a safetensors file");
-    const size_t file_bytes = size_t(status.st_size);
-    if (file_bytes < 8) fail_damaged(path_, std::to_string(file_bytes) + " bytes, the header's length alone takes 8");
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+    const size_t file_bytes = file_.bytes();
+    if (file_bytes < 8) fail_damaged(path, std::to_string(file_bytes) + " bytes, the header's length alone takes 8");
     uint64_t length = 0;
-    read_at(path_, file_, &length, 8, 0);
-    if (length > longest_header)
-        fail_damaged(path_, "a header of " + std::to_string(length) + " bytes, at most 100000000 are allowed");
-    if (length > file_bytes - 8)
-        fail_damaged(path_, "a header of " + std::to_string(length) + " bytes in a file of " +
-                            std::to_string(file_bytes));
+    file_.read(&length, 8, 0);
+    const std::string bytes = "a header of " + std::to_string(length) + " bytes";
+    if (length > longest_header) fail_damaged(path, bytes + ", at most 100000000 are allowed");
+    if (length > file_bytes - 8) fail_damaged(path, bytes + " in a file of " + std::to_string(file_bytes));
     std::string text(length, '\0');
-    read_at(path_, file_, text.data(), length, 8);
+    file_.read(text.data(), length, 8);
     data_ = 8 + length;
 
-    const json header = parse_header(path_, text);
+    const json header = parse_header(path, text);
     for (const auto& [name, entry] : header.items()) {
         if (name != "__metadata__") {
-            tensors_.push_back(read_entry(path_, name, entry, file_bytes - data_));
+            tensors_.push_back(read_entry(path, name, entry, file_bytes - data_));
             continue;
         }
-        if (!entry.is_object()) fail_damaged(path_, "__metadata__ is not an object");
+        if (!entry.is_object()) fail_damaged(path, "__metadata__ is not an object");
         for (const auto& [key, value] : entry.items()) {
-            if (!value.is_string()) fail_damaged(path_, "__metadata__ holds something that is not text");
+            if (!value.is_string()) fail_damaged(path, "__metadata__ holds something that is not text");
             metadata_[key] = value.get<std::string>();
         }
     }
     std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
         return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
     });
-    check_tiling(path_, tensors_, file_bytes - data_);
+    check_tiling(path, tensors_, file_bytes - data_);
     for (size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
 }
 
@@ -197,63 +147,7 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
 }
 
 void SafetensorsFile::read(const TensorInfo& tensor, void* to) const {
-    read_at(path_, file_, to, tensor.bytes(), data_ + tensor.begin);
-}
-
-Digest digest_of_file(const std::string& path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) fail_system(path, "opened");
-    const struct Closer { int file; ~Closer() { ::close(file); } } closer{file};
-    struct stat status;
-    if (fstat(file, &status) != 0) fail_system(path, "examined");
-    std::vector<char> buffer(buffer_bytes);
-    Digest digest;
-    while (digest.bytes < size_t(status.st_size)) {
-        const size_t n = std::min(buffer.size(), size_t(status.st_size) - digest.bytes);
-        read_at(path, file, buffer.data(), n, digest.bytes);
-        digest.hash = hash_words(digest.hash, buffer.data(), n);
-        digest.bytes += n;
-    }
-    return digest;
-}
-
-OutputFile::OutputFile(const std::string& path) : path_(path) {
-    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file_ < 0) fail_system(path, "created");
-    buffer_.reserve(buffer_bytes);
-}
-OutputFile::~OutputFile() {
-    if (file_ >= 0) ::close(file_);                    // an error is already under way
-}
-
-// Only whole buffers pass before close(), so the words of the hash do not depend on how write() was called.
-void OutputFile::write(const void* from, size_t bytes) {
-    const char* p = static_cast<const char*>(from);
-    while (bytes > 0) {
-        const size_t n = std::min(bytes, buffer_bytes - buffer_.size());
-        buffer_.insert(buffer_.end(), p, p + n);
-        p += n, bytes -= n;
-        if (buffer_.size() == buffer_bytes) flush();
-    }
-}
-
-void OutputFile::flush() {
-    for (size_t done = 0; done < buffer_.size();) {
-        const ssize_t n = ::write(file_, buffer_.data() + done, buffer_.size() - done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) fail_system(path_, "written");
-        done += size_t(n);
-    }
-    digest_.hash = hash_words(digest_.hash, buffer_.data(), buffer_.size());
-    digest_.bytes += buffer_.size();
-    buffer_.clear();
-}
-
-Digest OutputFile::close() {
-    flush();
-    if (fsync(file_) != 0) fail_system(path_, "written");
-    if (::close(std::exchange(file_, -1)) != 0) fail_system(path_, "written");
-    return digest_;
+    file_.read(to, tensor.bytes(), data_ + tensor.begin);
 }
 
 Digest write_safetensors(const std::string& path, const std::vector<TensorSource>& tensors,

@@ -1,7 +1,7 @@
 #include "tokenizer.h"
 #include "device/error.h"
+#include "files.h"
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace baretrain {
@@ -104,13 +104,12 @@ Tokenizer load_tokenizer(const std::string& what) {
     if (what == "byte") return Tokenizer::bytes();
     namespace fs = std::filesystem;
     std::error_code ignored;
-    const fs::path path = fs::is_directory(what, ignored) ? fs::path(what) / "tokenizer.json" : fs::path(what);
-    std::ifstream in(path);
-    if (!in) fail(path.string() + ": can't open it; --tokenizer is byte, or a folder or tokenizer.json");
-    const json file = json::parse(in, nullptr, false);
-    if (file.is_discarded()) fail(path.string() + ": is not JSON; --tokenizer is byte, or a folder or tokenizer.json");
+    const std::string path = fs::is_directory(what, ignored) ? what + "/tokenizer.json" : what;
+    const std::string advice = "; --tokenizer is byte, or a folder or tokenizer.json";
+    const json file = json::parse(read_text(path, "can't open it" + advice), nullptr, false);
+    if (file.is_discarded()) fail(path + ": is not JSON" + advice);
     if (!is_byte_tokenizer(file))
-        fail(path.string() + ": not built yet: only the byte tokenizer (256 bytes and <|endoftext|>) can be read");
+        fail(path + ": not built yet: only the byte tokenizer (256 bytes and <|endoftext|>) can be read");
     return Tokenizer::bytes();
 }
 

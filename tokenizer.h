@@ -1,5 +1,5 @@
 // tokenizer.h - text to token ids and back: byte-level, 257 ids, and the files that Hugging Face's `tokenizers` opens.
-// Copy with: tokenizer.cpp device/error.h nlohmann-json
+// Copy with: tokenizer.cpp, files.h and what they name, nlohmann-json
 // Ids 0..255 are the bytes themselves, 256 is <|endoftext|>: between documents, and the prompt when there is none.
 // encode() reads plain text: "<|endoftext|>" in it is 13 bytes, never id 256. Other tokenizers are refused in one line.
 #pragma once

@@ -68,7 +68,7 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
     parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
     parts.state = t.optimizer.sources(t.device);
     parts.extra_files = tokenizer.files();
-    parts.trainer = {t.step, t.position, t.tokens, uint64_t(t.config.seed), identity(t.config, corpus)};
+    parts.trainer = {t.step, t.position, t.tokens, identity(t.config, corpus)};
     return save_checkpoint(run, parts, t.config.keep);
 }
 

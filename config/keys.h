@@ -1,12 +1,12 @@
 // keys.h - the table behind config.h: each key with its member, domain, commands and help; values as text and back.
-// Copy with: config.h, shape.h, schedule.h, device/error.h
+// Copy with: config.h, shape.h, schedule.h, files.h, device/error.h
 // Defaults stand in struct Config. A row's slot points into the Config that the table was made for.
 #pragma once
 #include "config.h"
+#include "files.h"
 #include <algorithm>
 #include <charconv>
 #include <climits>
-#include <cstdlib>
 #include <variant>
 
 namespace baretrain::keys {
@@ -178,13 +178,10 @@ template <class T> std::string number_text(T value) {
     return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};   // the shortest that reads back equal
 }
 
-// The whole of a text. Apple's libc++ has no from_chars for double; strtod follows the locale, which is "C" unless a
-// program sets another, and takes more than a number: spaces, a plus sign, hexadecimals.
 inline bool read_number(const std::string& text, double& value) {
-    char* stop = nullptr;
-    value = std::strtod(text.c_str(), &stop);
-    return !text.empty() && stop == text.data() + text.size() && !std::isspace(static_cast<unsigned char>(text[0])) &&
-           text[0] != '+' && text.find_first_of("xX") == std::string::npos;
+    const std::optional<double> number = number_in(text);
+    value = number.value_or(0);
+    return number.has_value();
 }
 inline bool read_number(const std::string& text, long& value) {
     const char* end = text.data() + text.size();

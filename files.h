@@ -1,0 +1,65 @@
+// files.h - what all host code shares: files read and written whole, their checksums, and numbers as short texts.
+// Copy with: files.cpp, device/error.h
+// Every failure is one line that names the file.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace baretrain {
+
+// complaint: what the error says instead of "cannot be opened" and why.
+std::string read_text(const std::string& path, const std::string& complaint = "");
+void write_whole(const std::string& path, const std::string& text);   // as path.tmp, synced, then renamed
+
+// Size and checksum of a file: enough to notice truncation and flipped bits, no protection against forgery.
+struct Digest {
+    size_t bytes = 0;
+    uint64_t hash = 0xCBF29CE484222325;
+    bool operator==(const Digest&) const = default;
+};
+Digest digest_of_file(const std::string& path);
+
+// A plain file, read on demand (not mapped: resident memory stays what the caller asked for).
+class InputFile {
+public:
+    explicit InputFile(const std::string& path);
+    ~InputFile();
+    InputFile(const InputFile&) = delete;
+    const std::string& path() const { return path_; }
+    size_t bytes() const { return bytes_; }
+    void read(void* to, size_t bytes, size_t from) const;
+private:
+    std::string path_;
+    int file_;
+    size_t bytes_ = 0;
+};
+
+// A file being written; nothing is safe on the disk before close() returns.
+class OutputFile {
+public:
+    explicit OutputFile(const std::string& path);
+    ~OutputFile();
+    OutputFile(const OutputFile&) = delete;
+    void write(const void* from, size_t bytes);
+    Digest close();
+private:
+    void flush();
+    std::string path_;
+    int file_;
+    std::vector<char> buffer_;
+    Digest digest_;
+};
+
+template <class... Args> std::string format(const char* form, Args... args) {   // as printf
+    std::string text(size_t(std::snprintf(nullptr, 0, form, args...)), '\0');
+    std::snprintf(text.data(), text.size() + 1, form, args...);
+    return text;
+}
+std::string short_number(double v);                    // 999, 31.2k, 1.2M
+std::optional<double> number_in(const std::string& text);   // if the whole of it is one
+
+}  // namespace baretrain
