@@ -1,15 +1,13 @@
 // report.h - what a run says: the console line of a step, and the run folder with its log and its page.
-// Copy with: report.cpp device/error.h nlohmann-json
+// Copy with: report.cpp, page.h, files.h and what they name, nlohmann-json
 // Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  run.html (one file, no network), and beside
 // them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow by whole lines; a line
 // torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
 #pragma once
+#include "page.h"
 #include <map>
 #include <optional>
-#include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 namespace baretrain {
 
@@ -44,12 +42,10 @@ public:
     void write_html() const;
     bool stop_requested() const;                       // somebody made a file `stop` in the folder
 private:
-    struct Point { double step, loss, grad_norm, lr, tokens_per_s, val_loss; };   // val_loss NaN: none
     std::string file(const char* name) const { return path_ + "/" + name; }
-    std::string path_, config_;
-    std::vector<Point> points_;
+    std::string path_;
+    RunPage page_;                                     // all that was logged
     size_t last_line_ = 0;                             // bytes of the line of the last step in log.jsonl
-    std::vector<std::pair<long, std::string>> samples_;
 };
 
 }  // namespace baretrain
