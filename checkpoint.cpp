@@ -62,10 +62,6 @@ void sync_folder(const fs::path& folder) {
 
 // --- names ---
 
-std::string step_name(long step) {
-    return format("step-%06ld", step);
-}
-
 // step-<digits>, with .old or without: the step; otherwise -1.
 long step_of(std::string name) {
     if (name.ends_with(".old")) name.resize(name.size() - 4);
@@ -159,8 +155,13 @@ void discard_leftovers(const fs::path& run) {
         if (is_leftover(folder.filename())) fs::remove_all(folder);
 }
 
-[[noreturn]] void fail_in(const fs::filesystem_error& e) {
-    fail(e.path1().string() + ": cannot be created, renamed or removed: " + e.code().message());
+// What std::filesystem throws becomes one line.
+template <class Body> void change_folders(Body body) {
+    try {
+        body();
+    } catch (const fs::filesystem_error& e) {
+        fail(e.path1().string() + ": cannot be created, renamed or removed: " + e.code().message());
+    }
 }
 
 Files write_parts(const fs::path& folder, const CheckpointParts& parts) {
@@ -216,8 +217,8 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
     require(keep >= 0, "checkpoint: keep is not negative");
     require(parts.trainer.step >= 0 && parts.trainer.position >= 0 && parts.trainer.tokens >= 0,
             "checkpoint: step, position and tokens are not negative");
-    const fs::path run = run_folder, folder = run / step_name(parts.trainer.step), building = folder.string() + ".tmp";
-    try {
+    const fs::path run = run_folder, folder = run / format("step-%06ld", parts.trainer.step), building = folder.string() + ".tmp";
+    change_folders([&] {
         fs::create_directories(run);
         discard_leftovers(run);
         const struct Cleanup {                         // after success there is nothing under this name
@@ -226,21 +227,17 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
         } cleanup{building};
         put_in_place(building, folder, write_parts(building, parts));
         if (keep > 0) remove_oldest(run, folder, keep);
-    } catch (const fs::filesystem_error& e) {
-        fail_in(e);
-    }
+    });
     return folder.string();
 }
 
 // Newest first: cut off at any moment, what is left is a run that had gone less far.
 void discard_after(const std::string& run_folder, long step) {
-    try {
+    change_folders([&] {
         discard_leftovers(run_folder);
         for (const fs::path& folder : candidates(run_folder))
             if (step_of(folder.filename()) > step) discard(folder);
-    } catch (const fs::filesystem_error& e) {
-        fail_in(e);
-    }
+    });
 }
 
 // --- finding ---
@@ -286,18 +283,12 @@ TrainerState read_trainer_state(const std::string& checkpoint_folder) {
 }
 
 void require_same_facts(const TrainerState& saved, const std::map<std::string, std::string>& now) {
-    const auto value = [](const std::map<std::string, std::string>& facts, const std::string& name) {
-        const auto found = facts.find(name);
-        return found == facts.end() ? std::string("not given") : found->second;
-    };
-    std::map<std::string, std::string> all = now;
-    all.insert(saved.facts.begin(), saved.facts.end());
-    for (const auto& [name, ignored] : all) {
-        const std::string before = value(saved.facts, name), here = value(now, name);
-        if (before != here)
-            fail("resume: " + name + " is " + here + ", but the checkpoint was written with " + before +
+    std::map<std::string, std::string> before = saved.facts, here = now;
+    for (const auto& [name, value] : now) before.emplace(name, "not given");
+    for (const auto& [name, value] : before)
+        if (const std::string& current = here.emplace(name, "not given").first->second; current != value)
+            fail("resume: " + name + " is " + current + ", but the checkpoint was written with " + value +
                  "; set it back, or start a new run");
-    }
 }
 
 // --- loading ---
