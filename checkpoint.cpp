@@ -217,7 +217,8 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
     require(keep >= 0, "checkpoint: keep is not negative");
     require(parts.trainer.step >= 0 && parts.trainer.position >= 0 && parts.trainer.tokens >= 0,
             "checkpoint: step, position and tokens are not negative");
-    const fs::path run = run_folder, folder = run / format("step-%06ld", parts.trainer.step), building = folder.string() + ".tmp";
+    const fs::path run = run_folder, folder = run / format("step-%06ld", parts.trainer.step);
+    const fs::path building = folder.string() + ".tmp";
     change_folders([&] {
         fs::create_directories(run);
         discard_leftovers(run);

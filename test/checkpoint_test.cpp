@@ -1,16 +1,11 @@
 // checkpoint_test.cpp - a checkpoint comes back bit for bit or is not used: cut saves, damage, rotation, full disks.
 #include "checkpoint.h"
-#include "device/error.h"
-#include <doctest/doctest.h>
+#include "host.h"
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
-#include <random>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,21 +14,12 @@ using namespace baretrain;
 
 namespace {
 
-namespace fs = std::filesystem;
+using namespace baretrain::test;
 using Names = std::vector<std::string>;
 
-struct TempFolder {
-    fs::path path = fs::temp_directory_path() / ("checkpoint_test_" + std::to_string(std::random_device()()));
-    TempFolder() { fs::create_directories(path); }
-    ~TempFolder() { fs::remove_all(path); }
-    std::string run(const std::string& name = "run") const { return (path / name).string(); }
+struct Temp : TempFolder {
+    std::string run(const std::string& name = "run") const { return *this / name; }
 };
-
-void put(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-std::string get(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
 
 TensorSource source(const std::string& name, const std::string& dtype, std::vector<long> shape, std::string bytes) {
     return {name, dtype, std::move(shape), [bytes](void* to) { std::memcpy(to, bytes.data(), bytes.size()); }};
@@ -53,17 +39,6 @@ CheckpointParts parts(long step, size_t weight_bytes = 64) {
     p.trainer = {step, step * 7, step * 512, {{"data", "tiny"}, {"seq", "64"}}};
     return p;
 }
-
-std::string error_of(const std::function<void()>& body) {
-    try {
-        body();
-        return "";
-    } catch (const Error& e) {
-        CHECK(std::string(e.what()).find('\n') == std::string::npos);
-        return e.what();
-    }
-}
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Names in a folder, sorted.
 Names names_in(const std::string& folder) {
@@ -97,7 +72,7 @@ struct FullDisk {
 TEST_SUITE("checkpoint") {
 
 TEST_CASE("a checkpoint comes back bit for bit, as a folder that other programs open") {
-    const TempFolder temp;
+    const Temp temp;
     CheckpointParts p = parts(100);
     p.trainer.position = 9007199254740993;             // one more than a double can count
     p.trainer.tokens = 9223372036854775807;
@@ -132,7 +107,7 @@ TEST_CASE("a checkpoint comes back bit for bit, as a folder that other programs 
 }
 
 TEST_CASE("with any file cut, changed or gone, the older checkpoint is used and the broken one is named") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string older = save_checkpoint(temp.run(), parts(1), 0);
     const std::string newer = save_checkpoint(temp.run(), parts(2), 0);
     REQUIRE(newest_checkpoint(temp.run()).folder == newer);
@@ -165,7 +140,7 @@ TEST_CASE("with any file cut, changed or gone, the older checkpoint is used and 
 }
 
 TEST_CASE("no changed bit of the mark is taken for another truth or ends in anything but one line") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string folder = save_checkpoint(temp.run(), parts(3), 0), mark = folder + "/state/complete";
     const std::string whole = get(mark);
     int passed = 0;
@@ -181,7 +156,7 @@ TEST_CASE("no changed bit of the mark is taken for another truth or ends in anyt
 }
 
 TEST_CASE("a save that was cut off leaves a folder that is named, not used, and removed by the next save") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string older = save_checkpoint(temp.run(), parts(1), 0);
     const std::string newer = save_checkpoint(temp.run(), parts(2), 0);
     fs::rename(newer, temp.run() + "/step-000002.tmp");                          // complete, yet never renamed
@@ -197,7 +172,7 @@ TEST_CASE("a save that was cut off leaves a folder that is named, not used, and 
 }
 
 TEST_CASE("without any checkpoint there is none, and that is no error") {
-    const TempFolder temp;
+    const Temp temp;
     CHECK(newest_checkpoint(temp.run("absent")).folder == "");
     CHECK(newest_checkpoint(temp.run("absent")).notes.empty());
     CHECK(newest_run(temp.run("absent")) == "");
@@ -211,7 +186,7 @@ TEST_CASE("without any checkpoint there is none, and that is no error") {
 }
 
 TEST_CASE("rotation keeps as many as asked, counts complete ones only, and orders steps as numbers") {
-    const TempFolder temp;
+    const Temp temp;
     for (long step : {999998, 999999, 1000000}) save_checkpoint(temp.run(), parts(step), 2);
     CHECK(names_in(temp.run()) == Names{"step-1000000", "step-999999"});
     CHECK(newest_checkpoint(temp.run()).folder == temp.run() + "/step-1000000");
@@ -225,14 +200,14 @@ TEST_CASE("rotation keeps as many as asked, counts complete ones only, and order
 }
 
 TEST_CASE("the folder just saved stays, even if later steps of an abandoned run lie beside it") {
-    const TempFolder temp;
+    const Temp temp;
     for (long step : {10, 20, 30}) save_checkpoint(temp.run(), parts(step), 0);
     save_checkpoint(temp.run(), parts(15), 2);
     CHECK(names_in(temp.run()) == Names{"step-000015", "step-000030"});
 }
 
 TEST_CASE("saving a step again replaces it, and a cut between the two leaves the older one usable") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string folder = save_checkpoint(temp.run(), parts(5), 1), aside = folder + ".old";
     CheckpointParts again = parts(5);
     again.trainer.facts["data"] = "other";
@@ -254,7 +229,7 @@ TEST_CASE("saving a step again replaces it, and a cut between the two leaves the
 }
 
 TEST_CASE("a full disk is one line with file and reason; older checkpoints stay and nothing half-written remains") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string older = save_checkpoint(temp.run(), parts(1, 1 << 16), 1);
     const std::string before = get(older + "/state/complete");
     for (const rlim_t bytes : {10, 1000, 5000}) {      // in config.json, in the state or mark, in the weights
@@ -276,7 +251,7 @@ TEST_CASE("a full disk is one line with file and reason; older checkpoints stay 
 }
 
 TEST_CASE("a disk that fills at the mark leaves the older one of the same step in its place") {
-    const TempFolder temp;
+    const Temp temp;
     CheckpointParts p = parts(1, 2);
     p.state = {source("m", "U8", {1}, "m")}, p.trainer.facts.clear();            // every file is smaller than the mark
     const std::string older = save_checkpoint(temp.run(), p, 1);
@@ -296,7 +271,7 @@ TEST_CASE("a disk that fills at the mark leaves the older one of the same step i
 }
 
 TEST_CASE("a process killed in the middle of a write loses nothing that was complete") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string older = save_checkpoint(temp.run(), parts(1, 1 << 16), 1);
     for (const rlim_t bytes : {10, 100, 5000}) {
         for (const long step : {1, 2}) {
@@ -322,7 +297,7 @@ TEST_CASE("a process killed in the middle of a write loses nothing that was comp
 }
 
 TEST_CASE("a run folder that cannot be made is one line") {
-    const TempFolder temp;
+    const Temp temp;
     put(temp.path / "file", "in the way");
     const std::string run = temp.run("file") + "/run";
     const std::string error = error_of([&] { save_checkpoint(run, parts(1), 1); });
@@ -331,7 +306,7 @@ TEST_CASE("a run folder that cannot be made is one line") {
 }
 
 TEST_CASE("the trainer's part of a checkpoint is needed, whole and in range") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string folder = save_checkpoint(temp.run(), parts(1), 0), file = folder + "/state/trainer.json";
     const std::string whole = get(file);
     const std::string head = "{\"facts\":{},\"position\":0,\"tokens\":0,\"step\":";
@@ -360,7 +335,7 @@ TEST_CASE("resuming with other data or settings names the first difference") {
 }
 
 TEST_CASE("the newest run is the one that was saved last and holds a complete checkpoint") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string out = temp.path.string();
     const auto now = fs::file_time_type::clock::now();
     const std::string a = save_checkpoint(temp.run("a"), parts(1), 0), b = save_checkpoint(temp.run("b"), parts(9), 0),
@@ -377,7 +352,7 @@ TEST_CASE("the newest run is the one that was saved last and holds a complete ch
 }
 
 TEST_CASE("a run that goes on from an earlier step loses what it saved after it, whole or not, and nothing else") {
-    const TempFolder temp;
+    const Temp temp;
     for (long step : {10, 20, 30, 40}) save_checkpoint(temp.run(), parts(step), 0);
     fs::remove(temp.run() + "/step-000030/state/complete");
     fs::rename(temp.run() + "/step-000040", temp.run() + "/step-000040.old");
@@ -397,7 +372,7 @@ TEST_CASE("a run that goes on from an earlier step loses what it saved after it,
 TEST_CASE("looking for the newest run reads no weights") {
     const fs::path counters = "/proc/self/io";         // rchar: bytes asked for by read()
     if (!fs::exists(counters)) return;
-    const TempFolder temp;
+    const Temp temp;
     save_checkpoint(temp.run(), parts(1, 1 << 22), 0);
     const auto bytes_read = [&] { return std::stol(get(counters).substr(7)); };
     const long before = bytes_read();
@@ -408,7 +383,7 @@ TEST_CASE("looking for the newest run reads no weights") {
 }
 
 TEST_CASE("missing, unexpected and different tensors are listed in one line before anything is stored") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string file = (temp.path / "x.safetensors").string();
     const std::vector<TensorSource> tensors = {source("a", "F32", {1}, "aaaa"), source("b", "F32", {2, 1}, "bbbbbbbb"),
                                                source("x", "U8", {1}, "x")};
@@ -430,7 +405,7 @@ TEST_CASE("missing, unexpected and different tensors are listed in one line befo
 }
 
 TEST_CASE("a model in shards is loaded by its index, which must tell the truth") {
-    const TempFolder temp;
+    const Temp temp;
     const std::string folder = temp.path.string(), one = folder + "/model-00001-of-00002.safetensors",
                       two = folder + "/model-00002-of-00002.safetensors",
                       index = folder + "/model.safetensors.index.json";

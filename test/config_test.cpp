@@ -1,26 +1,11 @@
 // config_test.cpp - defaults, precedence with origins, refusals word for word, and the way through config.toml.
 #include "config.h"
-#include <doctest/doctest.h>
-#include <filesystem>
-#include <fstream>
-#include <unistd.h>
+#include "host.h"
 
 using namespace baretrain;
+using namespace baretrain::test;
 
 namespace {
-
-// A folder of its own for every test case, gone afterwards.
-struct Folder {
-    std::filesystem::path path = std::filesystem::temp_directory_path() / ("config_test." + std::to_string(getpid()));
-    Folder() { std::filesystem::create_directories(path); }
-    ~Folder() { std::filesystem::remove_all(path); }
-    std::string write(const std::string& name, const std::string& text) const {
-        const std::filesystem::path file = path / name;
-        std::filesystem::create_directories(file.parent_path());
-        std::ofstream(file) << text;
-        return file.string();
-    }
-};
 
 ParseResult run(std::vector<std::string> words) {
     words.insert(words.begin(), "train_gpt");
@@ -38,14 +23,6 @@ std::string refusal(const std::vector<std::string>& words) {
         return e.what();
     }
     return "accepted";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-long flags_in(const std::string& help) {
-    long n = 0;
-    for (size_t at = help.find("\n  --"); at != std::string::npos; at = help.find("\n  --", at + 1)) ++n;
-    return n;
 }
 
 }  // namespace
@@ -67,8 +44,8 @@ TEST_CASE("without flags it trains a small byte-level Llama") {
 }
 
 TEST_CASE("flags win over the recipe, the recipe over the defaults, and each value knows its origin") {
-    const Folder folder;
-    const std::string recipe = folder.write("r.toml", "lr = 0.5\n\nsteps = 70\nval = 0.25\n");
+    const TempFolder folder;
+    const std::string recipe = folder.put("r.toml", "lr = 0.5\n\nsteps = 70\nval = 0.25\n");
     const Config c = config({"--config", recipe, "--lr", "0.25"});
     CHECK(c.lr == 0.25);
     CHECK(c.steps == 70);
@@ -83,8 +60,8 @@ TEST_CASE("flags win over the recipe, the recipe over the defaults, and each val
 }
 
 TEST_CASE("names that are unknown name the nearest") {
-    const Folder folder;
-    const std::string recipe = folder.write("r.toml", "\nwarm-up = 3\n");
+    const TempFolder folder;
+    const std::string recipe = folder.put("r.toml", "\nwarm-up = 3\n");
     CHECK(refusal({"--stps", "3"}) == "--stps: unknown; the nearest is --steps");
     CHECK(refusal({"--weight_decay=3"}) == "--weight_decay: unknown; the nearest is --weight-decay");
     CHECK(refusal({"--hel"}) == "--hel: unknown; the nearest is --help");
@@ -106,10 +83,10 @@ TEST_CASE("commands and keys without code behind them are refused as not built")
     CHECK(refusal({"--replay", "3"}) == "--replay 3: not built yet");
     CHECK(refusal({"--family", "qwen3"}) == "--family qwen3: not built yet");
     CHECK(refusal({"--model", "qwen2.5-0.5b"}).starts_with("qwen2.5-0.5b: not built yet"));
-    const Folder folder;
-    const std::string four = folder.write("a.toml", "ranks = 4");
+    const TempFolder folder;
+    const std::string four = folder.put("a.toml", "ranks = 4");
     CHECK(refusal({"--config", four}) == four + ":1: ranks = 4: not built yet; only 1 works so far");
-    CHECK(refusal({"--config", folder.write("b.toml", "ranks = 1\nshard = \"none\"\nsp = false")}) == "accepted");
+    CHECK(refusal({"--config", folder.put("b.toml", "ranks = 1\nshard = \"none\"\nsp = false")}) == "accepted");
 }
 
 TEST_CASE("every flag of the design is known") {
@@ -191,9 +168,9 @@ TEST_CASE("a prompt is taken as it is") {
 }
 
 TEST_CASE("a recipe that is broken is refused with its file and line") {
-    const Folder folder;
+    const TempFolder folder;
     const auto refused = [&](const std::string& text) {
-        const std::string file = folder.write("r.toml", text), message = refusal({"--config", file});
+        const std::string file = folder.put("r.toml", text), message = refusal({"--config", file});
         return message.starts_with(file) ? message.substr(file.size()) : message;
     };
     CHECK(refused("lr = 1e-3\nsteps = = 3\n").starts_with(":2: "));
@@ -209,7 +186,7 @@ TEST_CASE("a recipe that is broken is refused with its file and line") {
 }
 
 TEST_CASE("config.toml reads back to an equal configuration, with origins as comments") {
-    const Folder folder;
+    const TempFolder folder;
     const std::vector<std::vector<std::string>> lines = {
         {},
         {"--family", "llama", "--dim", "64", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--tied", "false"},
@@ -217,7 +194,7 @@ TEST_CASE("config.toml reads back to an equal configuration, with origins as com
         {"--epochs", "1.5", "--tokenizer", "t.json", "--schedule", "wsd"}};
     for (const auto& words : lines) {
         const Config c = config(words);
-        const Config again = config({"--config", folder.write("c.toml", to_toml(c))});
+        const Config again = config({"--config", folder.put("c.toml", to_toml(c))});
         CHECK(key_values(again) == key_values(c));
         CHECK(again.shape == c.shape);
         CHECK(to_toml(again).size() > 100);
@@ -246,10 +223,10 @@ TEST_CASE("shape flags change a preset, and what follows from them follows") {
 }
 
 TEST_CASE("a model folder decides the shape; flags may repeat it, not contradict it") {
-    const Folder folder;
+    const TempFolder folder;
     ModelShape s = preset("llama-tiny");
     s.tied = false;
-    folder.write("m/config.json", to_hf_config(s, "float32", 256));
+    folder.put("m/config.json", to_hf_config(s, "float32", 256));
     const std::string dir = (folder.path / "m").string();
     const Config c = config({"generate", "--model", dir});
     CHECK(c.model_is_folder);
@@ -261,14 +238,14 @@ TEST_CASE("a model folder decides the shape; flags may repeat it, not contradict
     CHECK(refusal({"--model", dir, "--tied"}) == "--tied true: " + dir + "/config.json says false");
     CHECK(refusal({"--model", dir, "--seq", "129"}) == "--seq 129: " + dir + " holds at most 128");
     CHECK(refusal({"--model", folder.path.string()}).starts_with(folder.path.string() + "/config.json: not found"));
-    const Config again = config({"--config", folder.write("c.toml", to_toml(t))});
+    const Config again = config({"--config", folder.put("c.toml", to_toml(t))});
     CHECK(again.shape == t.shape);
     CHECK(key_values(again) == key_values(t));
 }
 
 TEST_CASE("a model folder brings its tokenizer; ids that the model has no row for are refused, whatever the tokenizer") {
-    const Folder folder;
-    folder.write("m/config.json", to_hf_config(preset("llama-tiny"), "float32", 256));
+    const TempFolder folder;
+    folder.put("m/config.json", to_hf_config(preset("llama-tiny"), "float32", 256));
     const std::string dir = (folder.path / "m").string();
     const Config own = config({"--model", dir});
     CHECK(own.tokenizer == dir);
@@ -285,9 +262,9 @@ TEST_CASE("a model folder brings its tokenizer; ids that the model has no row fo
 }
 
 TEST_CASE("a recipe serves several commands: each takes the keys it uses") {
-    const Folder folder;
-    folder.write("m/config.json", to_hf_config(preset("gpt2-tiny"), "float32"));
-    const std::string recipe = folder.write("r.toml", "layers = 9\nlr = 1\nseed = 5\n");
+    const TempFolder folder;
+    folder.put("m/config.json", to_hf_config(preset("gpt2-tiny"), "float32"));
+    const std::string recipe = folder.put("r.toml", "layers = 9\nlr = 1\nseed = 5\n");
     const Config c = config({"generate", "--model", (folder.path / "m").string(), "--config", recipe});
     CHECK(c.seed == 5);
     CHECK(c.shape.layers == 4);
@@ -312,8 +289,8 @@ TEST_CASE("the learning rate follows the width unless it is given") {
 
 TEST_CASE("--help shows thirty flags, --help-all every one, each with its default") {
     const std::string help = run({"--help"}).text, all = run({"--help-all"}).text;
-    CHECK(flags_in(help) == 30 + 4);                   // and --config, --help, --help-all, --version
-    CHECK(flags_in(all) > 75);
+    CHECK(count(help, "\n  --") == 30 + 4);                   // and --config, --help, --help-all, --version
+    CHECK(count(all, "\n  --") > 75);
     CHECK(contains(help, "\n  --lr 0.00390625 "));
     CHECK(!contains(help, "--tp"));
     CHECK(contains(all, "\n  --tp 1 "));

@@ -1,42 +1,19 @@
 #include "dataloader.h"
-#include "device/error.h"
-#include <doctest/doctest.h>
+#include "host.h"
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <numeric>
-#include <random>
 #include <set>
 
-namespace baretrain {
+using namespace baretrain;
+using namespace baretrain::test;
 
 namespace {
-
-namespace fs = std::filesystem;
-
-struct Folder {
-    fs::path path = fs::temp_directory_path() / ("baretrain_dataloader_" + std::to_string(std::random_device{}()));
-    Folder() { fs::create_directories(path); }
-    ~Folder() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-    std::string write(const std::string& name, const std::string& text) const {
-        fs::create_directories((path / name).parent_path());
-        std::ofstream(path / name, std::ios::binary) << text;
-        return *this / name;
-    }
-    std::string str() const { return path.string(); }
-};
 
 const Tokenizer byte = Tokenizer::bytes();
 
 std::string error_of(const std::string& data, const std::string& val, long seq) {
-    try {
-        read_corpus(data, val, byte, seq);
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "no error";
+    return test::error_of([&] { read_corpus(data, val, byte, seq); });
 }
 
 std::string text_of(const std::vector<uint16_t>& tokens) {
@@ -195,8 +172,8 @@ TEST_CASE("validation goes through the windows in order and ends with what is le
 }
 
 TEST_CASE("documents come in order with end-of-text between them") {
-    const Folder f;
-    const std::string a = f.write("a.txt", "first"), b = f.write("b.txt", "second");
+    const TempFolder f;
+    const std::string a = f.put("a.txt", "first"), b = f.put("b.txt", "second");
     const Corpus c = read_corpus(b + "," + a, "", byte, 4);
     CHECK(text_of(c.train) == "second<|endoftext|>first");
     CHECK(c.train.size() == 12);
@@ -208,21 +185,21 @@ TEST_CASE("documents come in order with end-of-text between them") {
 }
 
 TEST_CASE("a folder gives its text files by path, without what is hidden, built or binary") {
-    const Folder f;
-    f.write("b.txt", "BBBB");
-    f.write("a/z.txt", "ZZZZ");
-    f.write("a/a.md", "AAAA");
-    f.write("utf8.txt", "\xC3\xA9\xE2\x82\xAC");
+    const TempFolder f;
+    f.put("b.txt", "BBBB");
+    f.put("a/z.txt", "ZZZZ");
+    f.put("a/a.md", "AAAA");
+    f.put("utf8.txt", "\xC3\xA9\xE2\x82\xAC");
     const std::string long_text((64 << 10) - 1, 'x');
-    f.write("z_cut.txt", long_text + "\xC3\xA9");      // a character over the border of the 64 KB that are looked at
-    f.write("z_torn.txt", "abc\xC3");                  // a whole file that ends inside a character
+    f.put("z_cut.txt", long_text + "\xC3\xA9");      // a character over the border of the 64 KB that are looked at
+    f.put("z_torn.txt", "abc\xC3");                  // a whole file that ends inside a character
     for (const char* name : {".hidden", ".git/x", "out/x", "a/build/x", "third_party/x", "node_modules/x/y"})
-        f.write(name, "NO");
-    f.write("zero.bin", std::string("ab\0cd", 5));
-    f.write("latin1.txt", "caf\xE9 noir");
-    f.write("empty.txt", "");
+        f.put(name, "NO");
+    f.put("zero.bin", std::string("ab\0cd", 5));
+    f.put("latin1.txt", "caf\xE9 noir");
+    f.put("empty.txt", "");
     fs::create_symlink("nowhere", f.path / "dangling");
-    const Corpus c = read_corpus(f.str(), "", byte, 4);
+    const Corpus c = read_corpus(f.path.string(), "", byte, 4);
     const std::vector<std::string> expected = {f / "a/a.md", f / "a/z.txt", f / "b.txt", f / "utf8.txt",
                                                f / "z_cut.txt"};
     CHECK(c.files == expected);
@@ -230,21 +207,21 @@ TEST_CASE("a folder gives its text files by path, without what is hidden, built 
 }
 
 TEST_CASE("runs inside a data folder are not data, unless one is asked for by name") {
-    const Folder f;
-    f.write("a.txt", "some text");
-    const std::string hash = read_corpus(f.str(), "", byte, 4).hash;
-    f.write("runs/first/log.jsonl", "{}");
-    f.write("runs/first/config.toml", "lr = 1");
-    f.write("runs/first/step-000100/config.json", "{}");
-    CHECK(read_corpus(f.str(), "", byte, 4).hash == hash);
+    const TempFolder f;
+    f.put("a.txt", "some text");
+    const std::string hash = read_corpus(f.path.string(), "", byte, 4).hash;
+    f.put("runs/first/log.jsonl", "{}");
+    f.put("runs/first/config.toml", "lr = 1");
+    f.put("runs/first/step-000100/config.json", "{}");
+    CHECK(read_corpus(f.path.string(), "", byte, 4).hash == hash);
     CHECK(read_corpus(f / "runs/first", "", byte, 1).files.size() == 3);
-    f.write("runs/notes.txt", "more text");
-    CHECK(read_corpus(f.str(), "", byte, 4).hash != hash);
+    f.put("runs/notes.txt", "more text");
+    CHECK(read_corpus(f.path.string(), "", byte, 4).hash != hash);
 }
 
 TEST_CASE("validation is a fraction at the end, or files that are then not trained on") {
-    const Folder f;
-    const std::string a = f.write("d/a.txt", "0123456789abcdefghij"), b = f.write("d/b.txt", "validation");
+    const TempFolder f;
+    const std::string a = f.put("d/a.txt", "0123456789abcdefghij"), b = f.put("d/b.txt", "validation");
     const Corpus tenth = read_corpus(a, "0.25", byte, 4);
     CHECK(text_of(tenth.train) == "0123456789abcde");
     CHECK(text_of(tenth.val) == "fghij");
@@ -257,8 +234,8 @@ TEST_CASE("validation is a fraction at the end, or files that are then not train
 }
 
 TEST_CASE("the hash knows the tokens, their order and where validation begins") {
-    const Folder f;
-    const std::string a = f.write("a", "abcdefgh"), b = f.write("b", "abcdefhg"), copy = f.write("c", "abcdefgh");
+    const TempFolder f;
+    const std::string a = f.put("a", "abcdefgh"), b = f.put("b", "abcdefhg"), copy = f.put("c", "abcdefgh");
     const std::string hash = read_corpus(a, "0", byte, 2).hash;
     CHECK(hash.size() == 16);
     CHECK(hash.find_first_not_of("0123456789abcdef") == std::string::npos);
@@ -268,8 +245,8 @@ TEST_CASE("the hash knows the tokens, their order and where validation begins") 
 }
 
 TEST_CASE("what can't be trained on is refused in one line before anything else") {
-    const Folder f;
-    const std::string text = f.write("t.txt", std::string(40, 'x')), empty = f.write("empty.txt", "");
+    const TempFolder f;
+    const std::string text = f.put("t.txt", std::string(40, 'x')), empty = f.put("empty.txt", "");
     fs::create_directories(f.path / "bare/.git");
     CHECK(error_of(f / "none", "", 4) == "--data " + (f / "none") + ": no such file or folder");
     CHECK(error_of(text, f / "none", 4) == "--val " + (f / "none") + ": no such file or folder");
@@ -278,12 +255,12 @@ TEST_CASE("what can't be trained on is refused in one line before anything else"
     CHECK(error_of(empty, "", 4) == empty + ": is empty; give a file with text");
     CHECK(error_of(text, "", 40) ==
           text + ": 40 tokens are too few: a window of --seq 40 needs 41; give more text or a smaller --seq");
-    CHECK(error_of(text, "", 39) == "no error");
+    CHECK(error_of(text, "", 39) == "");
     CHECK(error_of(text, "0.1", 36) == text + " without its --val 0.1: 36 tokens are too few: a window of --seq 36 "
                                               "needs 37; give more text or a smaller --seq");
     CHECK(error_of(text, "0.1", 4) == "--val 0.1 of " + text + ": 4 tokens are too few: a window of --seq 4 needs 5; "
                                       "give more, a smaller --seq, or --val 0 for no validation");
-    CHECK(error_of(text, "0.125", 4) == "no error");
+    CHECK(error_of(text, "0.125", 4) == "");
     for (const char* fraction : {"1", "1.5", "-0.1", "nan"}) {
         CAPTURE(fraction);
         CHECK(error_of(text, fraction, 4).find("a fraction is at least 0 and below 1") != std::string::npos);
@@ -291,5 +268,3 @@ TEST_CASE("what can't be trained on is refused in one line before anything else"
 }
 
 }  // TEST_SUITE
-
-}  // namespace baretrain

@@ -1,26 +1,18 @@
 #include "doctor.h"
-#include <doctest/doctest.h>
+#include "host.h"
 #include <algorithm>
 #include <climits>
-#include <filesystem>
-#include <fstream>
-#include <unistd.h>
 
 using namespace baretrain;
 
 namespace {
 
-namespace fs = std::filesystem;
+using namespace baretrain::test;
 
 // A machine made of files.
-struct Machine {
-    fs::path root = fs::temp_directory_path() / ("baretrain_doctor_" + std::to_string(getpid()));
-    Machine() { fs::remove_all(root); }
-    ~Machine() { fs::remove_all(root); }
-    void file(const std::string& name, const std::string& text) const {
-        fs::create_directories((root / name).parent_path());
-        std::ofstream(root / name) << text;
-    }
+struct Machine : TempFolder {
+    std::string root = path.string();
+    void file(const std::string& name, const std::string& text) const { put(name, text); }
 };
 
 const Finding* find(const std::vector<Finding>& all, const std::string& what) {

@@ -1,41 +1,16 @@
 // files_test.cpp - files written and read whole, the digest, and numbers as text and back.
 #include "files.h"
-#include "device/error.h"
-#include <doctest/doctest.h>
+#include "host.h"
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <random>
 
 using namespace baretrain;
-
-namespace {
-
-namespace fs = std::filesystem;
-
-struct TempFolder {
-    fs::path path = fs::temp_directory_path() / ("files_test_" + std::to_string(std::random_device()()));
-    TempFolder() { fs::create_directories(path); }
-    ~TempFolder() { fs::remove_all(path); }
-    std::string file(const std::string& name) const { return (path / name).string(); }
-};
-
-template <class Body> std::string error_of(Body body) {
-    try {
-        body();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "no error";
-}
-
-}  // namespace
+using namespace baretrain::test;
 
 TEST_SUITE("files") {
 
 TEST_CASE("a file written whole is read back byte for byte, and replaces what was there at once") {
     const TempFolder temp;
-    const std::string x = temp.file("x"), text("a\0b\r\n\xFF", 6);
+    const std::string x = (temp / "x"), text("a\0b\r\n\xFF", 6);
     write_whole(x, "before, and longer");
     write_whole(x, text);
     CHECK(read_text(x) == text);
@@ -45,13 +20,13 @@ TEST_CASE("a file written whole is read back byte for byte, and replaces what wa
         CHECK(error_of([&] { write_whole(x, "new"); }) == x + ".tmp: cannot be written: No space left on device");
         CHECK(read_text(x) == text);
     }
-    fs::create_directories(temp.file("folder/inner"));
-    CHECK(error_of([&] { write_whole(temp.file("folder"), "x"); }).starts_with(temp.file("folder: cannot be replaced")));
+    fs::create_directories((temp / "folder/inner"));
+    CHECK(error_of([&] { write_whole((temp / "folder"), "x"); }).starts_with((temp / "folder: cannot be replaced")));
 }
 
 TEST_CASE("a file that is not there is one line, in the caller's words if it has some") {
     const TempFolder temp;
-    const std::string x = temp.file("x");
+    const std::string x = (temp / "x");
     CHECK(error_of([&] { read_text(x); }) == x + ": cannot be opened: No such file or directory");
     CHECK(error_of([&] { read_text(x, "give another"); }) == x + ": give another");
     CHECK(error_of([&] { InputFile file(x); }) == x + ": cannot be opened: No such file or directory");
@@ -67,7 +42,7 @@ TEST_CASE("a file that is not there is one line, in the caller's words if it has
 
 TEST_CASE("the digest sees every flipped bit, pairs of top bits, and swapped words") {
     const TempFolder temp;
-    const std::string x = temp.file("x"), good = "0123456789abcdefghijklmnopqrs";
+    const std::string x = (temp / "x"), good = "0123456789abcdefghijklmnopqrs";
     write_whole(x, good);
     const Digest digest = digest_of_file(x);
     for (size_t bit = 0; bit < good.size() * 8; ++bit) {

@@ -1,19 +1,15 @@
 // program.h - what tests of the whole program share: run it as a child, stop it, kill it, and read what it left behind.
-// Copy with: nothing
+// Copy with: test/host.h and what it names
 // BT_PROGRAM is the path of the built program. A child has one OpenMP thread, its two outputs in files, and its own
 // working directory, so that nothing lands in the checkout.
 #pragma once
+#include "host.h"
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <random>
 #include <stdexcept>
-#include <string>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
@@ -22,22 +18,8 @@
 
 namespace baretrain::test {
 
-namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-struct TempFolder {
-    fs::path path = fs::temp_directory_path() / ("program_test_" + std::to_string(std::random_device()()));
-    TempFolder() { fs::create_directories(path); }
-    ~TempFolder() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
-inline void put(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-inline std::string get(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 // Flags with their values; a flag that both have gets the value of the second.
 inline Words operator+(Words a, const Words& b) {
     for (size_t i = 0; i < b.size(); ++i) {

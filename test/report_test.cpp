@@ -1,30 +1,20 @@
 #include "report.h"
-#include "device/error.h"
-#include <doctest/doctest.h>
+#include "host.h"
 #include <bit>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 
-namespace baretrain {
+using namespace baretrain;
+using namespace baretrain::test;
 
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
-struct Folder {
-    fs::path path = fs::temp_directory_path() / ("baretrain_report_" + std::to_string(std::random_device{}()));
-    ~Folder() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
+struct Folder : TempFolder {
     std::string run() const { return *this / "run"; }
-    std::string read(const std::string& name) const {
-        std::ifstream in(path / "run" / name, std::ios::binary);
-        return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    }
+    std::string read(const std::string& name) const { return get(path / "run" / name); }
     std::vector<json> lines(const std::string& name) const {
         std::vector<json> parsed;
         std::ifstream in(path / "run" / name);
@@ -36,21 +26,6 @@ struct Folder {
 StepLog step_log(long step, double loss) {
     return {.step = step, .loss = loss, .grad_norm = 0.5, .lr = 3e-4, .tokens = 64 * step, .tokens_per_s = 31234,
             .mfu = 0.412, .val_loss = {}, .ms = {}, .bytes = {}, .skipped = {}};
-}
-
-template <class Body> std::string error_of(Body body) {
-    try {
-        body();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "no error";
-}
-
-size_t count(const std::string& text, const std::string& part) {
-    size_t n = 0;
-    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
-    return n;
 }
 
 // The data of the curves that show something, in the order of the page.
@@ -214,7 +189,7 @@ TEST_CASE("a log that is not ours is left alone") {
 TEST_CASE("a new run never takes a folder that is in use") {
     const Folder f;
     fs::create_directories(f.path / "run");
-    CHECK(error_of([&] { RunFolder(f.run()); }) == "no error");   // empty is fine
+    CHECK(error_of([&] { RunFolder(f.run()); }) == "");   // empty is fine
     std::ofstream(f / "run/notes") << "mine";
     const std::string used = ": exists and is not empty; choose another name, or --resume it";
     CHECK(error_of([&] { RunFolder(f.run()); }) == "--out " + f.run() + used);
@@ -350,5 +325,3 @@ TEST_CASE("steps that were not finite leave a gap and are counted") {
 }
 
 }  // TEST_SUITE
-
-}  // namespace baretrain

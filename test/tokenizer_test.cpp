@@ -1,35 +1,15 @@
 #include "tokenizer.h"
-#include "device/error.h"
+#include "host.h"
 #include "device/random.h"
-#include <doctest/doctest.h>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 
-namespace baretrain {
+using namespace baretrain;
+using namespace baretrain::test;
 
-namespace {
-
-namespace fs = std::filesystem;
-
-struct Folder {
-    fs::path path = fs::temp_directory_path() / ("baretrain_tokenizer_" + std::to_string(std::random_device{}()));
-    Folder() { fs::create_directories(path); }
-    ~Folder() { fs::remove_all(path); }
-};
-
-std::string error_of(const std::string& what) {
-    try {
-        load_tokenizer(what);
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "no error";
+static std::string error_of(const std::string& what) {
+    return test::error_of([&] { load_tokenizer(what); });
 }
-
-}  // namespace
 
 TEST_SUITE("tokenizer") {
 
@@ -100,14 +80,14 @@ TEST_CASE("tokenizer.json is a ByteLevel BPE without merges") {
 
 TEST_CASE("the byte tokenizer is loaded by name, from its folder and from its file") {
     CHECK(load_tokenizer("byte").vocab() == 257);
-    const Folder folder;
+    const TempFolder folder;
     for (const auto& [name, text] : Tokenizer::bytes().files()) std::ofstream(folder.path / name) << text;
     CHECK(load_tokenizer(folder.path.string()).vocab() == 257);
     CHECK(load_tokenizer((folder.path / "tokenizer.json").string()).vocab() == 257);
 }
 
 TEST_CASE("any other tokenizer is refused in one line") {
-    const Folder folder;
+    const TempFolder folder;
     const fs::path file = folder.path / "tokenizer.json";
     CHECK(error_of(file.string()) ==
           file.string() + ": can't open it; --tokenizer is byte, or a folder or tokenizer.json");
@@ -130,7 +110,7 @@ TEST_CASE("any other tokenizer is refused in one line") {
         CHECK(error_of(file.string()) == refused);
     }
     std::ofstream(file) << ours;
-    CHECK(error_of(file.string()) == "no error");
+    CHECK(error_of(file.string()) == "");
 }
 
 TEST_CASE("a stream gives whole characters, whatever the pieces") {
@@ -169,5 +149,3 @@ TEST_CASE("what is not UTF-8 becomes one replacement character a part") {
 }
 
 }  // TEST_SUITE
-
-}  // namespace baretrain
