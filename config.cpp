@@ -24,10 +24,14 @@ using namespace keys;
     throw Usage(subject + ": unknown; the nearest is " + (flag ? "--" : "") + nearest(name, names));
 }
 
-void refuse_later(const Later& l, const Given& g) {
-    if (*l.neutral && g.text == l.neutral) return;
-    const std::string but = *l.neutral ? std::string("; only ") + l.neutral + " works so far" : "";
-    throw Usage(g.subject + ": not built yet" + but);
+// Is it a key without code behind it? Then it may only say what is so anyway.
+bool is_later(const std::string& name, const Given& g) {
+    for (const Later& l : later_keys) {
+        if (l.name != name) continue;
+        if (*l.neutral && g.text == l.neutral) return true;
+        throw Usage(g.subject + ": not built yet" + (*l.neutral ? format("; only %s works so far", l.neutral) : ""));
+    }
+    return false;
 }
 
 // ---- the recipe ----
@@ -57,13 +61,8 @@ Values read_recipe(const std::string& path, unsigned command) {
         const std::string name(toml_key.str()), at = path + ":" + std::to_string(toml_key.source().begin.line);
         const auto [text, shown] = toml_texts(node);
         const Given g{text, at, at + ": " + name + " = " + shown};
-        const auto named = [&](const auto& row) { return row.name == name; };
-        const auto later = std::find_if(std::begin(later_keys), std::end(later_keys), named);
-        if (later != std::end(later_keys)) {
-            refuse_later(*later, g);
-            continue;
-        }
-        const auto key = std::find_if(keys.begin(), keys.end(), named);
+        if (is_later(name, g)) continue;
+        const auto key = std::find_if(keys.begin(), keys.end(), [&](const Key& k) { return k.name == name; });
         if (key == keys.end()) unknown(at + ": " + name, name, false);
         const bool quoted = node.is_string(), wants_string = std::holds_alternative<std::string*>(key->slot);
         // --val is a path or a number, so its key may be either.
@@ -136,11 +135,7 @@ unsigned bit_of(const std::string& command) {
 
 // Later keys are checked and dropped; what this command does not use is refused.
 void check_flags(Values& flags, const std::string& command) {
-    for (const Later& l : later_keys)
-        if (const auto given = flags.find(l.name); given != flags.end()) {
-            refuse_later(l, given->second);
-            flags.erase(given);
-        }
+    std::erase_if(flags, [](const auto& flag) { return is_later(flag.first, flag.second); });
     Config c;
     for (const Key& k : all_keys(c))
         if (flags.count(k.name) && !(k.commands & bit_of(command)))
