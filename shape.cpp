@@ -106,8 +106,8 @@ ModelShape with_defaults(ModelShape s) {
 void check_shape(const ModelShape& s) {
     if (std::count(later_families.begin(), later_families.end(), s.family))
         fail("family " + s.family + ": not built yet; gpt2 and llama are");
-    if (!std::count(families.begin(), families.end(), s.family))
-        fail("family " + s.family + ": unknown; the nearest is " + nearest(s.family, families));
+    if (!std::count(built_families.begin(), built_families.end(), s.family))
+        fail("family " + s.family + ": unknown; the nearest is " + nearest(s.family, built_families));
 
     // No matrix may have one row: in the table of parameters that is what a vector looks like.
     check_size("layers", s.layers, 1, most_layers);

@@ -9,7 +9,8 @@
 
 namespace baretrain {
 
-inline const std::vector<std::string> families = {"gpt2", "llama"}, later_families = {"qwen2", "qwen3", "mistral"};
+inline const std::vector<std::string> built_families = {"gpt2", "llama"};
+inline const std::vector<std::string> later_families = {"qwen2", "qwen3", "mistral"};
 
 struct ModelShape {
     std::string family = "gpt2";

@@ -44,7 +44,7 @@ inline std::vector<Key> model_keys(Config& c) {
     using enum Show;
     return {
         {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
-        {"family", &c.shape.family, {.words = families, .later = later_families}, shape, often, "kind of block"},
+        {"family", &c.shape.family, {.words = built_families, .later = later_families}, shape, often, "kind of block"},
         {"layers", &c.shape.layers, count, shape, often, "blocks"},
         {"dim", &c.shape.dim, count, shape, often, "width of the residual stream"},
         {"heads", &c.shape.heads, count, shape, often, "query heads"},

@@ -120,7 +120,7 @@ TEST_CASE("a head fits the attention kernel, and no matrix has one row, which wo
     CHECK(refusal(s) == "head-dim 258: expected 1 to 256, which is what the attention kernel can hold");
     CHECK(refusal(gpt2(1, 514, 2)).starts_with("head-dim 257: expected 1 to 256"));
     for (long ModelShape::*size : {&ModelShape::dim, &ModelShape::ffn, &ModelShape::vocab, &ModelShape::seq})
-        for (const std::string& family : families) {
+        for (const std::string& family : built_families) {
             s = {.family = family, .layers = 1, .dim = 2, .heads = 1, .kv_heads = 1, .head_dim = 2, .ffn = 2,
                  .vocab = 2, .seq = 2};
             CHECK(refusal(s) == "accepted");
