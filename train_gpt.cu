@@ -208,7 +208,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         log.lr = learning_rate(schedule_of(c), t.step - 1);
         log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}},
         log.skipped = !r.skipped ? "" : r.trained ? "not finite" : "nothing to train";
-        if (r.skipped && c.nonfinite == "stop")
+        if (r.skipped && r.trained && c.nonfinite == "stop")
             fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
                  std::to_string(r.grad_norm) + " is not finite; nothing was updated or saved; try a smaller --lr");
         run.log(log);                                  // before the save, so that a checkpoint never misses its line
