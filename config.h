@@ -44,8 +44,8 @@ struct Config {
     long save_every = 0, keep = 2, eval_every = 200, sample_every = 400, log_every = 20;   // 0: never
 
     std::string prompt;
-    long tokens = 200;
-    double temperature = 0.8;                          // 0: the likeliest token
+    long tokens = 300;
+    double temperature = 0.7;                          // 0: the likeliest token
     long top_k = 0;                                    // 0: off
     double top_p = 1.0;                                // 1: off
 

@@ -226,7 +226,8 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         if (due(c.sample_every)) {
             const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
             Generator<T> generator(t.context, t.weights, c.seq);
-            const std::string text = sample(generator, tokenizer, c.prompt, c.tokens, how, [](const std::string&) {});
+            const std::string prompt = c.prompt.empty() ? "\n" : c.prompt;   // in the middle of a file, not at its head
+            const std::string text = sample(generator, tokenizer, prompt, c.tokens, how, [](const std::string&) {});
             std::printf("---- sample after step %ld ----\n", t.step);
             show_text(text + "\n----\n");
             run.sample(t.step, text);

@@ -385,6 +385,24 @@ TEST_CASE("the core has at most 3500 lines of code, all of it at most 8000") {
     CHECK(core > 0);
 }
 
+TEST_CASE("the map in the README names files that exist, with as many lines as it says") {
+    std::ifstream in("README.md");
+    Complaints complaints;
+    long rows = 0;
+    static const std::regex row("\\| `([A-Za-z0-9_./]+)` \\| .* \\| ([0-9]+) \\|");   // of one file
+    std::smatch m;
+    for (std::string line; std::getline(in, line);) {
+        if (!std::regex_match(line, m, row) || ends(m[1], "/")) continue;
+        ++rows;
+        const std::string file = m[1];
+        const auto text = tree().text.find(file);
+        const long said = std::stol(m[2]), found = text == tree().text.end() ? 0 : long(lines_of(text->second).size());
+        if (std::labs(said - found) * 20 > found)
+            complaints.add("README.md", 1, file + ": says " + std::to_string(said) + " lines, has " + std::to_string(found));
+    }
+    CHECK(rows >= 5);
+}
+
 TEST_CASE("line 1 of a header says what it is, and line 2 what must be copied with it") {
     Complaints complaints;
     for (const auto& [file, text] : tree().text) {
