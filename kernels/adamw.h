@@ -19,7 +19,7 @@ struct StepState {
 };
 
 // Norm, clip scale and skip from the parts of the sum of squares. One thread: the parts are added in order.
-inline __global__ void decide_kernel(StepState* s, const double* parts, long n) {
+template <class P> __global__ void decide_kernel(StepState* s, const P* parts, long n) {
     if (threadIdx.x) return;
     double sum = 0;
     for (long i = 0; i < n; ++i) sum += parts[i];
@@ -57,7 +57,7 @@ template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* 
 }
 
 inline void decide(Device& d, View<StepState> s, View<const double> parts) {
-    launch(d, {1, 32}, decide_kernel, s.data, parts.data, parts.count());
+    launch(d, {1, 32}, decide_kernel<double>, s.data, parts.data, parts.count());
 }
 
 // Master, m, v and w of the span are overwritten, unless the step is skipped.
