@@ -48,7 +48,8 @@ $(CONFIG): Makefile
 	@mkdir -p $(@D); has() { $(HAS); }; links() { $(LINKS); }; \
 	set -- $$($(WHICH)); other="try make CXX=g++ or make CXX=clang++-19; make deps ALL=1 gets both"; \
 	case $$1 in gcc) least=11;; clang) least=16;; apple) least=15;; \
-	    *) echo "$(CXX) does not compile C++: $$other" >&2; exit 1;; esac; \
+	    *) [ $(CXX) != g++ ] || { echo "MISSING := g++" > $@; exit 0; }; \
+	       echo "$(CXX) does not compile C++: $$other" >&2; exit 1;; esac; \
 	if [ $$2 -lt $$least ]; then echo "$(CXX) is $$1 $$2, the oldest that will do is $$least: $$other" >&2; exit 1; fi; \
 	{ echo "COMPILER := $$1 $$2"; missing=; \
 	has nlohmann/json.hpp || missing="$$missing nlohmann-json"; \
