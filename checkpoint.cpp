@@ -233,12 +233,14 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
 }
 
 // Newest first: cut off at any moment, what is left is a run that had gone less far.
-void discard_after(const std::string& run_folder, long step) {
+long discard_after(const std::string& run_folder, long step) {
+    long later = 0;
     change_folders([&] {
         discard_leftovers(run_folder);
         for (const fs::path& folder : candidates(run_folder))
-            if (step_of(folder.filename()) > step) discard(folder);
+            if (step_of(folder.filename()) > step) discard(folder), ++later;
     });
+    return later;
 }
 
 // --- finding ---

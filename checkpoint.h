@@ -36,7 +36,7 @@ Found newest_checkpoint(const std::string& run_folder);
 std::string newest_run(const std::string& out_folder);
 
 // Before a run goes on from `step`: what it saved after that is of a future that will not be, whole or not, and goes.
-void discard_after(const std::string& run_folder, long step);
+long discard_after(const std::string& run_folder, long step);   // how many there were
 
 void require_complete(const std::string& checkpoint_folder);
 TrainerState read_trainer_state(const std::string& checkpoint_folder);

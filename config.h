@@ -41,7 +41,7 @@ struct Config {
     long seed = 1337;
 
     std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder
-    long save_every = 0, keep = 2, eval_every = 200, sample_every = 400, log_every = 20;   // 0: never
+    long save_every = 200, keep = 2, eval_every = 200, sample_every = 400, log_every = 20;   // 0: never
 
     std::string prompt;
     long tokens = 300;

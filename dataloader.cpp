@@ -66,6 +66,7 @@ std::vector<std::string> list_files(const std::string& flag, const std::string& 
 void append_documents(Corpus& corpus, std::vector<uint16_t>& tokens, const std::vector<std::string>& files,
                       const Tokenizer& tokenizer) {
     for (const std::string& file : files) {
+        if (!fs::is_regular_file(file)) fail(file + ": is not a regular file; give text files or folders of them");
         const std::string text = read_text(file, "can't read it; check its permissions");
         if (text.empty()) fail(file + ": is empty; give a file with text");
         if (!tokens.empty()) tokens.push_back(uint16_t(tokenizer.end_of_text()));

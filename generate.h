@@ -68,12 +68,14 @@ struct Sampling {
     long top_k = 0;                                    // 0, or more than there are tokens: all
     double top_p = 1;                                  // keep the likeliest tokens until their sum reaches this
     uint64_t seed = 0, step = 0;
+    long vocab = 0;                                    // ids from here on are padding, never picked; 0: all ids count
 };
 
 // The token that u in (0, 1) picks. Equal logits are ordered by id.
 inline int pick(const std::vector<double>& logits, const Sampling& how, double u) {
     std::vector<int> order;
-    for (size_t id = 0; id < logits.size(); ++id)
+    const size_t ids = how.vocab > 0 ? std::min(size_t(how.vocab), logits.size()) : logits.size();
+    for (size_t id = 0; id < ids; ++id)
         if (!std::isnan(logits[id])) order.push_back(int(id));
     if (order.empty()) fail("no token can be picked: every logit of the model is NaN");
     std::sort(order.begin(), order.end(), [&](int a, int b) {
@@ -160,7 +162,8 @@ private:
 // Text after the prompt (without one: after <|endoftext|>), shown piece by piece; ends early at <|endoftext|>.
 template <class T>
 std::string sample(Generator<T>& generator, const Tokenizer& tokenizer, const std::string& prompt, long tokens,
-                   const Sampling& how, const std::function<void(const std::string&)>& show) {
+                   Sampling how, const std::function<void(const std::string&)>& show) {
+    how.vocab = tokenizer.vocab();
     std::vector<int> ids = tokenizer.encode(prompt);
     if (ids.empty()) ids = {tokenizer.end_of_text()};
     Utf8Stream characters;

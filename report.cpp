@@ -7,8 +7,11 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <fcntl.h>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sys/file.h>
+#include <unistd.h>
 
 namespace baretrain {
 
@@ -122,9 +125,12 @@ RunFolder::RunFolder(const std::string& path, long resume_after_step) : path_(pa
     std::error_code error;
     const bool used = fs::exists(path, error) && (!fs::is_directory(path, error) || !fs::is_empty(path, error));
     if (used && resume_after_step < 0)
-        fail("--out " + path + ": exists and is not empty; choose another name, or --resume it");
+        fail("--out " + path + ": exists and is not empty; choose another name, or take it up with --resume auto");
     fs::create_directories(path, error);
     if (error) fail("--out " + path + ": can't make the folder: " + error.message());
+    lock_ = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock_ < 0 || flock(lock_, LOCK_EX | LOCK_NB) != 0)
+        fail("--out " + path + ": another process is training in this folder; wait for it, or choose another name");
     if (resume_after_step < 0) return;
     fs::remove(file("stop"), error);                   // the wish of the run before
     for (const json& l : cut_log(file(log_name), resume_after_step))
@@ -168,6 +174,8 @@ void RunFolder::sample(long step, const std::string& text) {
 }
 
 void RunFolder::write_html() const { write_whole(file("run.html"), page_.html()); }
+
+RunFolder::~RunFolder() { close(lock_); }
 
 bool RunFolder::stop_requested() const {
     std::error_code ignored;

@@ -112,7 +112,7 @@ inline double seconds_since(Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-inline volatile std::sig_atomic_t interrupted = 0;     // Ctrl-C: save, then end; a second one ends at once
+inline volatile std::sig_atomic_t interrupted = 0;     // Ctrl-C and its kin: save, then end; a second one ends at once
 inline void interrupt(int signal) {
     interrupted = 1;
     std::signal(signal, SIG_DFL);
@@ -261,13 +261,14 @@ template <class T> int train(Config config, const Resume& from) {
     else if (config.model_is_folder) load_weights(t, config.model), t.optimizer.adopt_weights(t.device);
     else t.optimizer.initialise(t.device, uint64_t(config.seed));
 
-    if (!from.run.empty()) discard_after(from.run, t.step);
     RunFolder run(config.out, from.run.empty() ? -1 : t.step);
     run.write_config(to_toml(config));
     run.write_run_json(run_facts(t, corpus));
+    if (const long later = from.run.empty() ? 0 : discard_after(from.run, t.step))   // after all that can fail
+        std::printf("resume  from step %ld: %ld later checkpoints of this run are removed\n", t.step, later);
     std::printf("run     %s%s\n\n", run.path().c_str(),
                 from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
-    std::signal(SIGINT, interrupt);
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);
     loop(t, corpus, tokenizer, run);
     std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done",
                 t.step, seconds_since(begin), run.path().c_str());
@@ -358,7 +359,11 @@ inline int run_command(int argc, const char* const* argv) {
     std::error_code absent;
     if (!from.run.empty() && !c.out.empty() && !std::filesystem::equivalent(c.out, from.run, absent))
         throw Usage("--out " + c.out + ": --resume goes on in " + from.run + "; leave --out out");
-    c.out = !from.run.empty() ? from.run : c.out.empty() ? "out/" + time_name() : c.out;
+    if (!from.run.empty()) c.out = from.run;
+    if (c.out.empty()) {                               // two runs may begin in one second
+        const std::string name = c.out = "out/" + time_name();
+        for (int n = 2; std::filesystem::exists(c.out); ++n) c.out = name + "-" + std::to_string(n);
+    }
     if (c.data.empty()) c.data = source_folder();
     return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from); });
 }
@@ -367,8 +372,13 @@ inline int run_command(int argc, const char* const* argv) {
 
 #ifndef BT_NO_MAIN
 int main(int argc, char** argv) {
+    std::signal(SIGPIPE, SIG_IGN);                     // who closes our output ends no training
+    std::signal(SIGXFSZ, SIG_IGN);                     // a limit on file sizes is a write error like any other
     try {
-        return baretrain::run_command(argc, argv);
+        const int status = baretrain::run_command(argc, argv);
+        if ((std::fflush(stdout) == 0 && !std::ferror(stdout)) || argc < 2 || std::string(argv[1]).starts_with("--")) return status;
+        std::fprintf(stderr, "train_gpt: standard output can't be written\n");
+        return 1;
     } catch (const baretrain::Usage& e) {
         std::fprintf(stderr, "train_gpt: %s\n", e.what());
         return 2;

@@ -24,8 +24,9 @@ __global__ void norm_forward_kernel(T* y, Real<T>* stats, const T* x, const T* w
     y += blockIdx.x * C, x += blockIdx.x * C, stats += blockIdx.x * 2;
     R mean = 0, squares = 0;
     if (b) {
-        for (long c = threadIdx.x; c < C; c += blockDim.x) mean += R(x[c]);
-        mean = block_sum(mean) / R(C);
+        const R first = R(x[0]);                       // around it, a large mean costs no digits
+        for (long c = threadIdx.x; c < C; c += blockDim.x) mean += R(x[c]) - first;
+        mean = first + block_sum(mean) / R(C);
     }
     for (long c = threadIdx.x; c < C; c += blockDim.x) squares += (R(x[c]) - mean) * (R(x[c]) - mean);
     const R rstd = R(1) / sqrt(block_sum(squares) / R(C) + eps);

@@ -190,6 +190,7 @@ TEST_CASE("temperature 0 is the likeliest token, and equal logits go by id, what
         CHECK_THROWS_AS(pick(std::vector<double>(100, NAN), {}, u), Error);
         CHECK(pick({NAN, 1, NAN, 1}, {}, u) == (u < 0.5 ? 1 : 3));
     }
+    CHECK(pick({1, 2, 9, 9}, {.temperature = 0, .vocab = 2}, 0.5) == 1);   // the rest is padding of the vocabulary
     CHECK(pick({7, 7, 7}, {.top_k = 2}, 0.999) == 1);  // of three equal ones the first two are kept
     CHECK(pick({7, 7, 7}, {.top_k = 2}, 0.001) == 0);
 }

@@ -144,17 +144,19 @@ TEST_CASE("resuming cuts both logs to the checkpoint, a torn line too, and forge
         CHECK(f.read("log.jsonl") == ten);
         CHECK(!run.stop_requested());
     }
-    RunFolder run(f.run(), 7);
-    CHECK(f.lines("log.jsonl").size() == 7);
-    CHECK(f.lines("samples.jsonl").size() == 1);
-    CHECK_THROWS_AS(run.log(step_log(6, 1)), Error);
-    for (long step = 8; step <= 10; ++step) run.log(step_log(step, 1.0 / double(step)));
-    CHECK(f.read("log.jsonl") == ten);
-    run.write_html();                                  // with the steps and samples from before
-    CHECK(points_of(curves(f.read("run.html"))[0]) == 10);
-    CHECK(count(f.read("run.html"), "sample of four") == 1);
-    CHECK(count(f.read("run.html"), "sample of eight") == 0);
-    RunFolder again(f.run(), 0);
+    {
+        RunFolder run(f.run(), 7);
+        CHECK(f.lines("log.jsonl").size() == 7);
+        CHECK(f.lines("samples.jsonl").size() == 1);
+        CHECK_THROWS_AS(run.log(step_log(6, 1)), Error);
+        for (long step = 8; step <= 10; ++step) run.log(step_log(step, 1.0 / double(step)));
+        CHECK(f.read("log.jsonl") == ten);
+        run.write_html();                              // with the steps and samples from before
+        CHECK(points_of(curves(f.read("run.html"))[0]) == 10);
+        CHECK(count(f.read("run.html"), "sample of four") == 1);
+        CHECK(count(f.read("run.html"), "sample of eight") == 0);
+    }
+    { const RunFolder again(f.run(), 0); }
     CHECK(f.read("log.jsonl").empty());
     fs::remove(f.path / "run/log.jsonl");
     RunFolder without(f.run(), 5);                     // a log that is gone is no reason to stop
@@ -191,11 +193,13 @@ TEST_CASE("a new run never takes a folder that is in use") {
     fs::create_directories(f.path / "run");
     CHECK(error_of([&] { RunFolder(f.run()); }) == "");   // empty is fine
     std::ofstream(f / "run/notes") << "mine";
-    const std::string used = ": exists and is not empty; choose another name, or --resume it";
+    const std::string used = ": exists and is not empty; choose another name, or take it up with --resume auto";
     CHECK(error_of([&] { RunFolder(f.run()); }) == "--out " + f.run() + used);
     CHECK(error_of([&] { RunFolder(f / "run/notes"); }) == "--out " + (f / "run/notes") + used);
     CHECK(error_of([&] { RunFolder(f / "run/notes/x"); }).find("can't make the folder: ") != std::string::npos);
     CHECK(f.read("notes") == "mine");
+    const RunFolder first(f / "locked");
+    CHECK(error_of([&] { RunFolder(f / "locked", 3); }).find("another process is training in this folder") != std::string::npos);
 }
 
 TEST_CASE("a file named stop is a wish to stop") {
