@@ -376,7 +376,8 @@ int main(int argc, char** argv) {
     std::signal(SIGXFSZ, SIG_IGN);                     // a limit on file sizes is a write error like any other
     try {
         const int status = baretrain::run_command(argc, argv);
-        if ((std::fflush(stdout) == 0 && !std::ferror(stdout)) || argc < 2 || std::string(argv[1]).starts_with("--")) return status;
+        const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
+        if (written || argc < 2 || std::string(argv[1]).starts_with("--")) return status;
         std::fprintf(stderr, "train_gpt: standard output can't be written\n");
         return 1;
     } catch (const baretrain::Usage& e) {
