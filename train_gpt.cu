@@ -250,10 +250,11 @@ template <class T> int train(Config config, const Resume& from) {
     const size_t planned = require_memory<T>(config, params);
     const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq);
     std::printf("data    %s\n", corpus.describe().c_str());
-    const Loader windows(corpus.train, config.seq, uint64_t(config.seed));
-    if (config.epochs > 0)
-        set_steps(config, std::max(1L, long(std::ceil(config.epochs * double(windows.windows() * config.seq) /
-                                                      double(config.tokens_per_step)))));
+    if (config.epochs > 0) {
+        const long windows = Loader(corpus.train, config.seq, uint64_t(config.seed)).windows();
+        const double steps = config.epochs * double(windows * config.seq) / double(config.tokens_per_step);
+        set_steps(config, std::max(1L, long(std::ceil(steps))));
+    }
 
     Arena arena(planned);
     Trainer<T> t(config, params, arena);
@@ -325,7 +326,7 @@ inline int print_gradcheck() {
 
 inline int print_findings() {
     std::string device;
-    try { device = on_gpu ? device_name(0) : ""; } catch (const Error&) { device = ""; }   // doctor says what to do
+    try { device = on_gpu ? device_name(0) : ""; } catch (const Error&) {}   // none: doctor says what to do
     for (const Finding& f : examine({Matmul::engine(), device, default_team()})) {
         std::printf("%-12s %s\n", f.what.c_str(), f.found.c_str());
         if (!f.advice.empty()) std::printf("%-12s   %s\n", "", f.advice.c_str());
