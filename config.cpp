@@ -76,9 +76,10 @@ Values read_recipe(const std::string& path, unsigned command) {
 // ---- the command line ----
 
 struct CommandLine {
-    std::string command = "train", recipe;
+    std::string command = "train", recipe = {};
     bool help = false, help_all = false, version = false;
-    Values flags;
+    Values flags = {};
+    std::vector<std::string> inputs = {};
 };
 
 CommandLine read_command_line(std::vector<std::string> words) {
@@ -102,11 +103,19 @@ CommandLine read_command_line(std::vector<std::string> words) {
     app.add_option("--config", line.recipe);
     Config c;
     std::map<std::string, CLI::Option*> options;
+    const std::set<std::string> truths = {"true", "false"};
+    std::set<std::string> booleans;
     const auto add = [&](const std::string& name, bool boolean) {
-        options[name] = app.add_option("--" + name)->expected(boolean ? 0 : 1, 1);
+        options[name] = app.add_option((name == "output" ? "-o,--" : "--") + name)->expected(1);
+        if (boolean) booleans.insert("--" + name);
     };
     for (const Key& k : all_keys(c)) add(k.name, std::holds_alternative<bool*>(k.slot));
-    for (const Later& l : later_keys) add(l.name, std::set<std::string>{"true", "false"}.count(l.neutral) > 0);
+    for (const Later& l : later_keys) add(l.name, truths.count(l.neutral) > 0);
+    for (size_t i = 0; i < words.size(); ++i) {        // a boolean that stands alone is true
+        const std::string next = i + 1 < words.size() ? words[i + 1] : "--";
+        if (booleans.count(words[i]) && (next.starts_with('-') || (line.command == "tokenize" && !truths.count(next))))
+            words.insert(words.begin() + long(i) + 1, "true");
+    }
     try {
         app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
     } catch (const CLI::ArgumentMismatch& e) {
@@ -117,13 +126,13 @@ CommandLine read_command_line(std::vector<std::string> words) {
     }
     for (const std::string& word : app.remaining()) {
         const std::string flag = word.substr(0, word.find('='));
-        if (!word.starts_with('-')) throw Usage(word + ": expected a flag, which starts with --");
-        unknown(flag, flag.substr(std::min(flag.find_first_not_of('-'), flag.size())), true);
+        if (!word.starts_with('-') && line.command == "tokenize") line.inputs.push_back(word);
+        else if (!word.starts_with('-')) throw Usage(word + ": expected a flag, which starts with --");
+        else unknown(flag, flag.substr(std::min(flag.find_first_not_of('-'), flag.size())), true);
     }
     for (const auto& [name, option] : options)
         if (option->count() > 0) {
-            const bool alone = option->get_items_expected_min() == 0 && option->results()[0].empty();
-            const std::string text = alone ? "true" : option->results()[0];
+            const std::string text = option->results()[0];
             line.flags[name] = {text, "flag", "--" + name + " " + text};
         }
     return line;
@@ -191,7 +200,7 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
     ModelShape checked = c.shape;
     if (checked.vocab == 0) checked.vocab = 2;
     check_shape(checked);
-    if (c.command == "train" && c.tokenizer == "byte") set_vocab(c, 257);
+    if ((c.command == "train" || c.command == "plan") && c.tokenizer == "byte") set_vocab(c, 257);
 }
 
 void resolve_run(Config& c, const Values& values) {
@@ -217,9 +226,24 @@ void resolve_run(Config& c, const Values& values) {
     else set_steps(c, c.steps);
 }
 
-Config build(const std::string& command, const Values& values) {
+// What a command cannot do without.
+void require_given(const Config& c, const Values& values) {
+    const unsigned command = bit_of(c.command);
+    const auto need = [&](unsigned commands, bool given, const char* what) {
+        if ((command & commands) && !given) fail(c.command + ": needs " + what);
+    };
+    need(generate | eval | dump | exports, c.model_is_folder, "trained weights; give --model DIR");
+    need(eval, !c.data.empty(), "a text; give --data F");
+    need(dump, !c.ids.empty(), "a batch; give --ids F");
+    need(dump | exports, !c.output.empty(), "a place for the result; give -o F");
+    need(tokenize, c.train_vocab > 0 || values.count("tokenizer"), "a tokenizer; give --tokenizer T");
+    need(tokenize, c.lines || c.decode || !c.inputs.empty(), "texts; name files or folders");
+    need(tokenize, c.lines || c.decode || !c.output.empty(), "a place for the result; give -o F");
+}
+
+Config build(const CommandLine& line, const Values& values) {
     Config c;
-    c.command = command;
+    c.command = line.command, c.inputs = line.inputs;
     const std::string shape_origin = start_shape(c, values);
     const ModelShape start = c.shape;
     for (const Key& k : all_keys(c)) {
@@ -232,10 +256,10 @@ Config build(const std::string& command, const Values& values) {
         if (c.model_is_folder && is_shape(k.name) && text_of(k.slot) != before)
             fail(given->second.subject + ": " + c.model + "/config.json says " + before);
     }
-    if (command == "doctor") return c;
+    require_given(c, values);
+    if (c.command == "doctor" || c.command == "tokenize") return c;
     resolve_shape(c, values, start);
     resolve_run(c, values);
-    if (command == "generate" && !c.model_is_folder) fail("generate: needs trained weights; give --model DIR");
     return c;
 }
 
@@ -250,8 +274,8 @@ std::string flag_line(const std::string& flag, const std::string& value, const s
 std::string help_text(const std::string& command, bool all) {
     std::string text = "train_gpt [" + joined(commands) + "] [--flag value ...]    train is the default\n" +
                        "Not built yet: " + joined(later_commands) + ".\n\nFlags of " + command +
-                       ", each with its default:\n";
-    Config c = command == "generate" ? Config{} : build(command, {});
+                       (command == "tokenize" ? " IN..." : "") + ", each with its default:\n";
+    Config c = command == "train" || command == "plan" ? build({command}, {}) : Config{};
     for (const auto& [group, rows] : table(c)) {
         std::string lines;
         for (const Key& k : rows)
@@ -287,7 +311,7 @@ ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of) 
     if (!line.recipe.empty()) values = read_recipe(line.recipe, bit_of(line.command));
     for (const auto& [name, given] : line.flags) values[name] = given;
     try {
-        return {build(line.command, values), ""};
+        return {build(line, values), ""};
     } catch (const Usage&) {
         throw;
     } catch (const Error& e) {                         // a rule of shape.h

@@ -17,7 +17,7 @@
 namespace baretrain {
 
 struct Config {
-    std::string command = "train";                     // train, generate, gradcheck, doctor
+    std::string command = "train";                     // one of keys::commands
 
     std::string model;                                 // a preset, a Hugging Face folder, or "" for the shape below
     bool model_is_folder = false;                      // set by parse(): weights are read from it
@@ -48,6 +48,11 @@ struct Config {
     double temperature = 0.7;                          // 0: the likeliest token
     long top_k = 0;                                    // 0: off
     double top_p = 1.0;                                // 1: off
+
+    std::vector<std::string> inputs;                   // tokenize IN...: the one thing that is no key
+    std::string ids, output, special = "ordinary";     // output: -o too; special: parse, ordinary
+    bool json = false, lines = false, decode = false, add_special_tokens = false;
+    long train_vocab = 0;                              // 0: off
 
     std::map<std::string, std::string> origin;         // key -> "default", "flag", "recipe.toml:12", "gpt2-124m" ...
     bool given(const std::string& key) const;          // by flag or recipe

@@ -1,16 +1,8 @@
 // train_gpt.cu - the program: setup, train_step, loop. Start here; then gpt.h, which holds the model.
 // One rank's training step stands in full view: where weights are gathered and released, where gradients are opened and
 // handed over, where the loss is scaled (once), and how the update follows. Everything it calls is one header away.
-#include "doctor.h"
-#include "generate.h"
-#include "gradcheck.h"
-#include "report.h"
-#include "trainer.h"
-#include <chrono>
+#include "commands.h"
 #include <csignal>
-#include <cstdio>
-#include <filesystem>
-#include <unistd.h>
 
 namespace baretrain {
 
@@ -106,23 +98,17 @@ template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data
     return micros;
 }
 
-// ---- the run --------------------------------------------------------------------------------------------------------
-using Clock = std::chrono::steady_clock;
-inline double seconds_since(Clock::time_point begin) {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+// What the other commands take of the above.
+inline constexpr auto take_gradients = [](auto& t, const std::vector<Rows>& micros, long trained) {
+    gradients(t, micros, trained);
+};
+inline constexpr auto take_step = [](auto& t, const std::vector<Rows>& micros) { return train_step(t, micros); };
 
+// ---- the run --------------------------------------------------------------------------------------------------------
 inline volatile std::sig_atomic_t interrupted = 0;     // Ctrl-C and its kin: save, then end; a second one ends at once
 inline void interrupt(int signal) {
     interrupted = 1;
     std::signal(signal, SIG_DFL);
-}
-
-// Text of a model on a terminal: control characters would reach it as commands.
-inline void show_text(const std::string& text) {
-    const auto is_command = [](char c) { return static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t'; };
-    for (char c : text) std::putchar(isatty(1) && is_command(c) ? '?' : c);
-    std::fflush(stdout);
 }
 
 // Where a run is to be taken up: the run folder and its checkpoint. No checkpoint: it was cut off before its first one
@@ -145,18 +131,6 @@ inline Resume find_resume(const std::string& resume, const std::string& out) {
     if (found.folder.empty() && (!automatic || found.damaged)) fail("--resume: " + run + " has no complete checkpoint");
     return {run, found.folder};
 }
-
-// Shows how far a long wait has come, at most once a second and only to a person.
-struct Progress {
-    const char* what;
-    long first = 0;                                    // where the wait begins: a resumed run has steps behind it
-    Clock::time_point begin = Clock::now(), shown = begin;
-    void operator()(long done, long total) {
-        if (!isatty(2) || seconds_since(shown) < 1) return;
-        shown = Clock::now();
-        std::fprintf(stderr, "%-60s\r", progress_line(what, done - first, total - first, seconds_since(begin)).c_str());
-    }
-};
 
 // Everything the step, an evaluation and a sample will ask for, found by running them dry.
 template <class T> size_t planned_bytes(const Config& config, const Params& params, size_t available = size_t(-1)) {
@@ -276,72 +250,7 @@ template <class T> int train(Config config, const Resume& from) {
     return 0;
 }
 
-// ---- the other commands ---------------------------------------------------------------------------------------------
-template <class T> int generate(const Config& c) {
-    const long prompt = long(load_tokenizer(c.model).encode(c.prompt).size());
-    if (prompt > c.shape.seq)
-        fail("--prompt: " + std::to_string(prompt) + " tokens, but " + c.model + " sees at most " +
-             std::to_string(c.shape.seq) + " at once; give a shorter one");
-    show_text(c.prompt);
-    const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), 0};
-    generate_text<T>(c.model, c.shape, c.prompt, c.tokens, how, show_text);
-    show_text("\n");
-    return 0;
-}
-
-// The gradients of whole small models, as the training step takes them: two unequal micro-batches, one target ignored.
-inline GradcheckRow gradcheck_model(const ModelShape& shape) {
-    Config config;
-    config.shape = shape, config.seq = 6, config.batch = 2, config.tokens_per_step = 24;
-    const Params params(shape);
-    Arena arena(planned_bytes<double>(config, params));
-    Trainer<double> t(config, params, arena);
-    t.device.team = 1;                                 // a model this small is slower with more
-    const Rows a{{1, 2, 3, 4, 5, 6, 10, 9, 1, 1, 0, 7}, {2, 3, 4, 5, 6, 7, 9, 1, 1, 0, 7, 3},
-                 {0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2}, {0, 6, 9, 12}};
-    Rows b = a;
-    std::reverse(b.tokens.begin(), b.tokens.end());
-    b.targets[4] = ignored;
-    return gradcheck_parameters(t.device, params, t.weights, t.grads, [&] { gradients(t, {a, b}, 23); },
-                                [&] { return -(evaluate_rows(t.context, t.weights, t.rows, a) +
-                                               evaluate_rows(t.context, t.weights, t.rows, b)) / 23; });
-}
-
-inline std::vector<GradcheckRow> gradcheck() {
-    std::vector<GradcheckRow> rows = gradcheck_operations();
-    for (const ModelShape& shape : gradcheck_models()) rows.push_back(gradcheck_model(shape));
-    return rows;
-}
-
-inline int print_gradcheck() {
-    bool good = true;
-    std::printf("%-44s %s\n", "gradient (fp64) against central differences", "worst relative error");
-    for (const GradcheckRow& row : gradcheck()) {
-        std::printf("%-44s %.1e%s\n", row.what.c_str(), row.error, row.error < gradcheck_bound ? "" : "   WRONG");
-        good = good && row.error < gradcheck_bound;
-    }
-    std::printf("%s: every error below %.0e\n", good ? "right" : "WRONG", gradcheck_bound);
-    return good ? 0 : 1;
-}
-
-inline int print_findings() {
-    std::string device;
-    try { device = on_gpu ? device_name(0) : ""; } catch (const Error&) {}   // none: doctor says what to do
-    for (const Finding& f : examine({Matmul::engine(), device, default_team()})) {
-        std::printf("%-12s %s\n", f.what.c_str(), f.found.c_str());
-        if (!f.advice.empty()) std::printf("%-12s   %s\n", "", f.advice.c_str());
-    }
-    return 0;
-}
-
-// Calls use with a value of the scalar type that the name stands for.
-template <class Use> int with_type(const std::string& dtype, Use use) {
-    if (dtype == "bf16" || dtype == "BF16") return use(bf16{});
-    if (dtype == "fp64" || dtype == "F64") return use(double{});
-    if (dtype == "fp32" || dtype == "F32") return use(float{});
-    fail("dtype " + dtype + " is not built yet; only fp32, bf16 and fp64 work so far");
-}
-
+// ---- the command line -----------------------------------------------------------------------------------------------
 inline int run_command(int argc, const char* const* argv) {
     Resume from;
     ParseResult parsed = parse(argc, argv, [&](const std::string& resume, const std::string& out) {
@@ -350,12 +259,8 @@ inline int run_command(int argc, const char* const* argv) {
     });
     if (!parsed.text.empty()) return std::fputs(parsed.text.c_str(), stdout), 0;
     Config& c = parsed.config;
-    if (c.command == "doctor") return print_findings();
+    if (c.command != "train") return other_command(c, take_gradients, take_step);
     device_name(0);                                    // a CUDA build without a device says so before anything else
-    if (c.command == "gradcheck") return print_gradcheck();
-    if (c.command == "generate")
-        return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c); });
-
     if (from.run.empty()) from = find_resume(c.resume, c.out);   // with --config, which may say so itself
     std::error_code absent;
     if (!from.run.empty() && !c.out.empty() && !std::filesystem::equivalent(c.out, from.run, absent))

@@ -24,8 +24,10 @@ struct Domain {
 inline const Domain any{}, not_negative{0, 1e15}, count{1, 1 << 24}, positive{0, 1e15, true};
 inline const Domain below_one{0, 1, false, true};
 
-inline const std::vector<std::string> commands = {"train", "generate", "gradcheck", "doctor"};
-enum : unsigned { train = 1, generate = 2 };           // command i is bit i; the others have no keys
+inline const std::vector<std::string> commands = {"train", "generate", "gradcheck", "doctor", "plan",
+                                                  "eval", "dump", "export", "tokenize"};
+// Command i is bit i; those without a name here have no keys. What train takes, plan takes too.
+enum : unsigned { train = 1 | 16, generate = 2, plan = 16, eval = 32, dump = 64, exports = 128, tokenize = 256 };
 enum class Show { often, seldom };
 
 struct Key {
@@ -40,7 +42,7 @@ struct Key {
 using Table = std::vector<std::pair<const char*, std::vector<Key>>>;
 
 inline std::vector<Key> model_keys(Config& c) {
-    const unsigned all = train | generate, shape = train;
+    const unsigned all = train | generate | eval | dump | exports, shape = train;
     using enum Show;
     return {
         {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
@@ -53,17 +55,19 @@ inline std::vector<Key> model_keys(Config& c) {
         {"ffn", &c.shape.ffn, count, shape, seldom, "inner width; unset: 4 dim, llama 8/3 dim rounded up to 64"},
         {"vocab", &c.shape.vocab, count, shape, seldom, "token ids; unset: the tokenizer's"},
         {"tied", &c.shape.tied, any, shape, seldom, "use the embedding as the head"},
-        {"seq", &c.seq, count, shape, often, "tokens of a window"},
+        {"seq", &c.seq, count, train | eval, often, "tokens of a window; of a folder: its own, at most 1024"},
     };
 }
 
 inline std::vector<Key> data_keys(Config& c) {
     using enum Show;
     return {
-        {"data", &c.data, any, train, often, "text file, folder or token shards; empty: the project's own sources"},
+        {"data", &c.data, any, train | eval, often,
+         "text file, folder or token shards; empty: the project's own sources"},
         {"val", &c.val, any, train, often, "validation text, or the part of --data held out; 0: none"},
-        {"tokenizer", &c.tokenizer, any, train, often, "byte, or a file or folder; unset: that of --model DIR"},
-        {"batch", &c.batch, count, train, often, "sequences of a micro-batch"},
+        {"tokenizer", &c.tokenizer, any, train | eval | tokenize, often,
+         "byte, or a file or folder; unset: that of --model DIR"},
+        {"batch", &c.batch, count, train | eval, often, "sequences of a micro-batch"},
         {"tokens-per-step", &c.tokens_per_step, {1, INT_MAX}, train, often, "tokens of an update; unset: batch x seq"},
     };
 }
@@ -112,13 +116,30 @@ inline std::vector<Key> sample_keys(Config& c) {
     };
 }
 
+inline std::vector<Key> file_keys(Config& c) {
+    using enum Show;
+    return {
+        {"ids", &c.ids, any, dump, often,
+         "JSON, one batch: lists of ids; in each the next id is the target"},
+        {"output", &c.output, any, dump | exports | tokenize, often, "also -o: the file (export: folder) to write"},
+        {"json", &c.json, any, plan, often, "print JSON"},
+        {"train-vocab", &c.train_vocab, {0, 1 << 24}, tokenize, often, "learn a BPE of so many ids from IN; 0: off"},
+        {"lines", &c.lines, any, tokenize, often, "JSON lines with a text, from standard input, to lists of ids"},
+        {"decode", &c.decode, any, tokenize, often, "lists of ids, from standard input, back to texts"},
+        {"special", &c.special, {.words = {"parse", "ordinary"}}, tokenize, often,
+         "special tokens that stand in a text: ids of their own, or text like any other"},
+        {"add-special-tokens", &c.add_special_tokens, any, tokenize, often, "those that belong around a text"},
+    };
+}
+
 inline Table table(Config& c) {
     const std::vector<Key> numbers = {
-        {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train, Show::often, "weights, activations"},
+        {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train | eval | dump, Show::often,
+         "weights, activations"},
         {"seed", &c.seed, {0, 9e18}, train | generate, Show::often, "of every random number"},
     };
     return {{"model", model_keys(c)}, {"data", data_keys(c)}, {"optimizer", optimizer_keys(c)},
-            {"numbers", numbers}, {"run", run_keys(c)}, {"sampling", sample_keys(c)}};
+            {"numbers", numbers}, {"run", run_keys(c)}, {"sampling", sample_keys(c)}, {"files", file_keys(c)}};
 }
 
 inline std::vector<Key> all_keys(Config& c) {
@@ -168,10 +189,9 @@ inline constexpr Later later_keys[] = {
     {"replay", "", "a step to run again"},
     {"compare", "", "KEY=a,b: two runs side by side"},
     {"task", "", "for eval"},
-    {"json", "false", "for plan"},
 };
 
-inline const std::vector<std::string> later_commands = {"plan", "eval", "report", "tokenize", "dump", "export"};
+inline const std::vector<std::string> later_commands = {"report"};
 
 template <class T> std::string number_text(T value) {
     char digits[64];

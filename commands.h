@@ -1,0 +1,123 @@
+// commands.h - what the program does besides training: a function a command, and the words that it prints.
+// Copy with: generate.h, gradcheck.h, trainer.h, doctor.h, report.h and what they name
+// The training step stands in train_gpt.cu. What needs it is handed it: gradients(trainer, micro-batches, trained) or
+// step(trainer, micro-batches).
+#pragma once
+#include "doctor.h"
+#include "generate.h"
+#include "gradcheck.h"
+#include "report.h"
+#include "trainer.h"
+#include <chrono>
+#include <cstdio>
+#include <unistd.h>
+
+namespace baretrain {
+
+// ---- shared ---------------------------------------------------------------------------------------------------------
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Shows how far a long wait has come, at most once a second and only to a person.
+struct Progress {
+    const char* what;
+    long first = 0;                                    // where the wait begins: a resumed run has steps behind it
+    Clock::time_point begin = Clock::now(), shown = begin;
+    void operator()(long done, long total) {
+        if (!isatty(2) || seconds_since(shown) < 1) return;
+        shown = Clock::now();
+        std::fprintf(stderr, "%-60s\r", progress_line(what, done - first, total - first, seconds_since(begin)).c_str());
+    }
+};
+
+// Text of a model on a terminal: control characters would reach it as commands.
+inline void show_text(const std::string& text) {
+    const auto is_command = [](char c) { return static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t'; };
+    for (char c : text) std::putchar(isatty(1) && is_command(c) ? '?' : c);
+    std::fflush(stdout);
+}
+
+// Calls use with a value of the scalar type that the name stands for.
+template <class Use> int with_type(const std::string& dtype, Use use) {
+    if (dtype == "bf16" || dtype == "BF16") return use(bf16{});
+    if (dtype == "fp64" || dtype == "F64") return use(double{});
+    if (dtype == "fp32" || dtype == "F32") return use(float{});
+    fail("dtype " + dtype + " is not built yet; only fp32, bf16 and fp64 work so far");
+}
+
+// ---- generate -------------------------------------------------------------------------------------------------------
+template <class T> int generate(const Config& c) {
+    const long prompt = long(load_tokenizer(c.model).encode(c.prompt).size());
+    if (prompt > c.shape.seq)
+        fail("--prompt: " + std::to_string(prompt) + " tokens, but " + c.model + " sees at most " +
+             std::to_string(c.shape.seq) + " at once; give a shorter one");
+    show_text(c.prompt);
+    const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), 0};
+    generate_text<T>(c.model, c.shape, c.prompt, c.tokens, how, show_text);
+    show_text("\n");
+    return 0;
+}
+
+// ---- gradcheck, doctor ----------------------------------------------------------------------------------------------
+// The gradients of whole small models, as the training step takes them: two unequal micro-batches, one target ignored.
+template <class Gradients> GradcheckRow gradcheck_model(const ModelShape& shape, Gradients gradients) {
+    Config config;
+    config.shape = shape, config.seq = 6, config.batch = 2, config.tokens_per_step = 24;
+    const Params params(shape);
+    const Rows a{{1, 2, 3, 4, 5, 6, 10, 9, 1, 1, 0, 7}, {2, 3, 4, 5, 6, 7, 9, 1, 1, 0, 7, 3},
+                 {0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2}, {0, 6, 9, 12}};
+    Rows b = a;
+    std::reverse(b.tokens.begin(), b.tokens.end());
+    b.targets[4] = ignored;
+    GradcheckRow row;
+    const auto run = [&](Arena arena) {                // dry first, to know its memory
+        Trainer<double> t(config, params, arena);
+        t.device.team = 1;                             // a model this small is slower with more
+        const auto backward = [&] { gradients(t, {a, b}, 23); };
+        const auto loss = [&] { return -(evaluate_rows(t.context, t.weights, t.rows, a) +
+                                         evaluate_rows(t.context, t.weights, t.rows, b)) / 23; };
+        if (arena.dry()) backward(), loss();
+        else row = gradcheck_parameters(t.device, params, t.weights, t.grads, backward, loss);
+        return arena.peak();
+    };
+    run(Arena(run(Arena())));
+    return row;
+}
+
+template <class Gradients> int print_gradcheck(Gradients gradients) {
+    std::vector<GradcheckRow> rows = gradcheck_operations();
+    for (const ModelShape& shape : gradcheck_models()) rows.push_back(gradcheck_model(shape, gradients));
+    bool good = true;
+    std::printf("%-44s %s\n", "gradient (fp64) against central differences", "worst relative error");
+    for (const GradcheckRow& row : rows) {
+        std::printf("%-44s %.1e%s\n", row.what.c_str(), row.error, row.error < gradcheck_bound ? "" : "   WRONG");
+        good = good && row.error < gradcheck_bound;
+    }
+    std::printf("%s: every error below %.0e\n", good ? "right" : "WRONG", gradcheck_bound);
+    return good ? 0 : 1;
+}
+
+inline int print_findings() {
+    std::string device;
+    try { device = on_gpu ? device_name(0) : ""; } catch (const Error&) {}   // none: doctor says what to do
+    for (const Finding& f : examine({Matmul::engine(), device, default_team()})) {
+        std::printf("%-12s %s\n", f.what.c_str(), f.found.c_str());
+        if (!f.advice.empty()) std::printf("%-12s   %s\n", "", f.advice.c_str());
+    }
+    return 0;
+}
+
+// ---- all of them ----------------------------------------------------------------------------------------------------
+template <class Gradients, class Step> int other_command(const Config& c, Gradients gradients, Step) {
+    const std::string& name = c.command;
+    if (name == "doctor") return print_findings();
+    device_name(0);                                    // a CUDA build without a device says so before anything else
+    if (name == "gradcheck") return print_gradcheck(gradients);
+    if (name == "generate")
+        return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c); });
+    fail(name + ": not built yet");
+}
+
+}  // namespace baretrain
