@@ -26,7 +26,7 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all train test tests headers tsan mutants bug clang cuda deps doctor clean help need-program need-doctest FORCE
+.PHONY: all train test tests headers tsan mutants bug copytest clang cuda deps doctor clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -199,6 +199,10 @@ mutants:
 bug:
 	@test/mutants.sh --show $(NAME) && build/mutants/tree/train_gpt $(ARGS)
 
+# Each header, with what its second line says and nothing else, in a stranger's program.
+copytest:
+	@NVCC=$(NVCC) test/copytest.sh $(NAME)
+
 clang:
 	@$(MAKE) --no-print-directory CXX=clang++-19 BARE=1 BUILD=build/clang SUITE='$(SUITE)' test
 
@@ -265,6 +269,7 @@ help:
 	@echo "make deps        install what is required (ALL=1: what is optional too)"
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
 	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with one of them"
+	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make clean"
 
 -include $(shell find build -name '*.d' 2>/dev/null)
