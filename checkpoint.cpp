@@ -31,7 +31,7 @@ const std::string mark_file = "state/complete";
 template <class Body> auto read_json(const fs::path& path, Body body) {
     const std::string text = read_text(path);
     try {
-        return body(json::parse(text));
+        return body(json::parse(text, shallow));
     } catch (const std::exception&) {
         fail(path.string() + ": damaged or not written here: other JSON was expected");
     }

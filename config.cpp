@@ -7,6 +7,9 @@
 #include <filesystem>
 #include <set>
 #include <sstream>
+// The library takes "[.]" for impossible and would abort the program: it is an error in a file like any other.
+constexpr void expect_toml(bool ok) { if (!ok) throw std::logic_error("not TOML"); }
+#define TOML_ASSERT(expr) expect_toml(static_cast<bool>(expr))
 #include <toml++/toml.h>
 
 namespace baretrain {
@@ -53,6 +56,8 @@ Values read_recipe(const std::string& path, unsigned command) {
         recipe = toml::parse_file(path);
     } catch (const toml::parse_error& e) {
         throw Usage(path + ":" + std::to_string(e.source().begin.line) + ": " + std::string(e.description()));
+    } catch (const std::logic_error&) {
+        throw Usage(path + ": not TOML: a table, [name], begins with something that is no name");
     }
     Config c;
     const std::vector<Key> keys = all_keys(c);

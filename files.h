@@ -59,6 +59,8 @@ template <class... Args> std::string format(const char* form, Args... args) {   
     std::snprintf(text.data(), text.size() + 1, form, args...);
     return text;
 }
+// json::parse(text, shallow): the library goes down into a value by recursion, and brackets can be had by the million.
+inline constexpr auto shallow = [](int depth, auto, auto&) { return depth < 64; };   // what lies deeper is left out
 std::string short_number(double v);                    // 999, 31.2k, 1.2M
 std::optional<double> number_in(const std::string& text);   // if the whole of it is one
 

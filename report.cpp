@@ -66,7 +66,7 @@ std::vector<json> cut_log(const std::string& path, long last_step) {
     const std::string text = read_text(path);
     size_t keep = 0;
     for (size_t end; (end = text.find('\n', keep)) != std::string::npos; keep = end + 1) {
-        const json parsed = json::parse(text.substr(keep, end - keep), nullptr, false);
+        const json parsed = json::parse(text.substr(keep, end - keep), shallow, false);
         if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer())
             fail(path + ": line " + std::to_string(lines.size() + 1) +
                  " is not a line of a run's log; move the file away to resume without it");

@@ -253,7 +253,7 @@ ModelShape llama_shape(Fields& f) {
 ModelShape from_hf_config(const std::string& json_text, const std::string& where) {
     Json parsed;
     try {
-        parsed = Json::parse(json_text);
+        parsed = Json::parse(json_text, [](int depth, auto, auto&) { return depth < 64; });   // dump() recurses
     } catch (const Json::exception& e) {
         fail(where + ": not JSON: " + e.what());
     }

@@ -106,7 +106,7 @@ Tokenizer load_tokenizer(const std::string& what) {
     std::error_code ignored;
     const std::string path = fs::is_directory(what, ignored) ? what + "/tokenizer.json" : what;
     const std::string advice = "; --tokenizer is byte, or a folder or tokenizer.json";
-    const json file = json::parse(read_text(path, "can't open it" + advice), nullptr, false);
+    const json file = json::parse(read_text(path, "can't open it" + advice), shallow, false);
     if (file.is_discarded()) fail(path + ": is not JSON" + advice);
     if (!is_byte_tokenizer(file))
         fail(path + ": not built yet: only the byte tokenizer (256 bytes and <|endoftext|>) can be read");
