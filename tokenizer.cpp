@@ -1,15 +1,21 @@
+// tokenizer.cpp - the body of tokenizer.h.
 #include "tokenizer.h"
 #include "device/error.h"
 #include "files.h"
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 namespace baretrain {
 
 namespace {
 
-using json = nlohmann::ordered_json;                   // the vocabulary reads best in the order of its ids
+using nlohmann::json;
+using ordered = nlohmann::ordered_json;                // the files read best in the order of the ids
 const char* const end_of_text_name = "<|endoftext|>";
+const char* const advice = "; --tokenizer is byte, or a folder or tokenizer.json";
 
 std::string utf8(int code) {                           // code < 0x800 is all that ByteLevel needs
     if (code < 0x80) return {char(code)};
@@ -17,49 +23,160 @@ std::string utf8(int code) {                           // code < 0x800 is all th
 }
 
 // GPT-2's printable alphabet: a printable Latin-1 byte is its own symbol, the other 68 follow from U+0100 on.
-json byte_symbols() {
-    json vocab = json::object();
+std::array<std::string, 256> byte_symbols() {
+    std::array<std::string, 256> symbols;
     int next = 256;
     for (int byte = 0; byte < 256; ++byte) {
         const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-        vocab[utf8(printable ? byte : next++)] = byte;
+        symbols[size_t(byte)] = utf8(printable ? byte : next++);
     }
-    return vocab;
+    return symbols;
 }
 
-json added_token() {
+std::string to_symbols(const std::string& bytes) {
+    static const std::array<std::string, 256> symbols = byte_symbols();
+    std::string out;
+    for (char c : bytes) out += symbols[static_cast<unsigned char>(c)];
+    return out;
+}
+
+std::optional<std::string> from_symbols(const std::string& text) {
+    static const std::map<std::string, char> bytes = [] {
+        std::map<std::string, char> inverse;
+        for (int byte = 0; byte < 256; ++byte) inverse[to_symbols({char(byte)})] = char(byte);
+        return inverse;
+    }();
+    std::string out;
+    for (size_t i = 0, n; i < text.size(); i += n) {
+        n = static_cast<unsigned char>(text[i]) < 0x80 ? 1 : 2;
+        const auto found = bytes.find(text.substr(i, n));
+        if (found == bytes.end()) return std::nullopt;
+        out += found->second;
+    }
+    return out;
+}
+
+// ---- tokenizer.json, written
+
+ordered added_token() {
     return {{"content", end_of_text_name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
             {"normalized", false}, {"special", true}};
 }
 
-json byte_level(bool regex) {
+ordered byte_level(bool regex) {
     return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", regex}};
 }
 
-json tokenizer_json() {
-    json end = {{"id", 256}};
-    end.update(added_token());
-    const json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-                        {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
-                        {"byte_fallback", false}, {"vocab", byte_symbols()}, {"merges", json::array()}};
-    return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", json::array({end})},
-            {"normalizer", nullptr}, {"pre_tokenizer", byte_level(false)}, {"post_processor", nullptr},
-            {"decoder", byte_level(true)}, {"model", model}};
+ordered pre_tokenizer(const std::string& regex) {
+    if (regex.empty()) return byte_level(false);
+    const ordered split = {{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"},
+                           {"invert", false}};
+    return {{"type", "Sequence"}, {"pretokenizers", ordered::array({split, byte_level(false)})}};
 }
 
-// Others may have saved the file again with more fields: only what decides the ids is compared.
-bool is_byte_tokenizer(const json& file) {
-    const json ours = tokenizer_json(), none = json::array();
-    try {
-        const json &model = file.at("model"), &added = file.at("added_tokens");
-        return model.at("type") == "BPE" && model.at("merges") == none && file.value("normalizer", json()).is_null() &&
-               file.value("post_processor", json()).is_null() && file.at("pre_tokenizer").at("type") == "ByteLevel" &&
-               !file.at("pre_tokenizer").at("add_prefix_space").get<bool>() &&
-               nlohmann::json(model.at("vocab")) == nlohmann::json(ours["model"]["vocab"]) && added.size() == 1 &&
-               added[0].at("id") == 256 && added[0].at("content") == end_of_text_name;
-    } catch (const json::exception&) {
-        return false;
+// ---- tokenizer.json, read
+
+[[noreturn]] void fail_damaged(const std::string& where, const std::string& why) {
+    fail(where + ": not a sound tokenizer.json: " + why + "; copy or download it again");
+}
+
+const json& field(const json& from, const char* name) {   // null where there is none
+    static const json none;
+    const auto found = from.is_object() ? from.find(name) : from.end();
+    return from.is_object() && found != from.end() ? *found : none;
+}
+
+bool is_off(const json& v) { return v.is_null() || v == false || v == 0 || v == ""; }
+
+std::string shown(const json& v) {
+    const json& named = field(v, "type").is_string() ? field(v, "type") : v;
+    return named.is_structured() ? named.type_name() : named.dump(-1, ' ', true).substr(0, 200);
+}
+
+[[noreturn]] void refuse(const std::string& where, const std::string& part, const json& found, const char* expected) {
+    fail(where + ": not built yet: " + part + " " + shown(found) + "; byte-level BPE is read with " + expected);
+}
+
+Splitter read_splitter(const json& pre, const std::string& where) {
+    const char* const known = "ByteLevel (add_prefix_space, use_regex: false), alone or behind Split by our own regex";
+    const bool sequence = field(pre, "type") == "Sequence" && field(pre, "pretokenizers").is_array();
+    const json& list = field(pre, "pretokenizers");
+    const size_t parts = sequence ? list.size() : 1;
+    const json& last = sequence && parts ? list[parts - 1] : pre;
+    if (field(last, "type") != "ByteLevel") refuse(where, "pre_tokenizer", last, known);
+    for (const char* flag : {"add_prefix_space", "use_regex"})   // both are true where they are left out
+        if (field(last, flag) != false) refuse(where, std::string("pre_tokenizer's ") + flag, field(last, flag), known);
+    if (parts == 1) return whole_text();
+    const json &split = list[0], &regex = field(field(split, "pattern"), "Regex");
+    if (parts > 2) refuse(where, "pre_tokenizer", pre, known);
+    if (field(split, "type") != "Split") refuse(where, "pre_tokenizer", split, known);
+    if (regex != plain_words().regex) refuse(where, "pre_tokenizer's Regex", regex, known);
+    if (field(split, "behavior") != "Isolated" || !is_off(field(split, "invert")))
+        refuse(where, "pre_tokenizer's Split", field(split, "behavior"), "behavior Isolated, invert false");
+    return plain_words();
+}
+
+size_t read_end_of_text(const json& added, const std::string& where) {
+    const char* const known = "one: <|endoftext|>, special, without single_word, lstrip, rstrip and normalized";
+    if (!added.is_array() || added.size() != 1) refuse(where, "added_tokens", added, known);
+    for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"})
+        if (!is_off(field(added[0], flag)))
+            refuse(where, std::string("an added token with ") + flag, field(added[0], flag), known);
+    if (field(added[0], "content") != end_of_text_name || field(added[0], "special") != true)
+        refuse(where, "added token", field(added[0], "content"), known);
+    const json& id = field(added[0], "id");
+    if (!id.is_number_unsigned()) fail_damaged(where, "the id of the added token is not a number from 0 on");
+    return id.get<size_t>();
+}
+
+// The ids are 0 to n-1, each once; <|endoftext|> may stand in the vocabulary too.
+std::vector<std::string> read_pieces(const json& vocab, size_t end_of_text, const std::string& where) {
+    if (!vocab.is_object()) fail_damaged(where, "model.vocab is not an object");
+    std::vector<std::string> pieces(vocab.size() + !vocab.contains(end_of_text_name));
+    std::vector<bool> taken(pieces.size());
+    const auto take = [&](const json& id) {
+        const bool fits = id.is_number_unsigned() && id < taken.size() && !taken[id.get<size_t>()];
+        if (!fits) fail_damaged(where, "the ids are not 0 to " + std::to_string(taken.size() - 1) + ", each once: " +
+                                shown(id));
+        taken[id.get<size_t>()] = true;
+        return id.get<size_t>();
+    };
+    take(end_of_text);
+    for (const auto& [symbols, id] : vocab.items()) {
+        if (symbols == end_of_text_name && id == end_of_text) continue;
+        const std::optional<std::string> piece = from_symbols(symbols);
+        if (!piece || piece->empty()) fail_damaged(where, "token " + shown(id) + " is not of the byte-level alphabet");
+        pieces[take(id)] = *piece;
     }
+    return pieces;
+}
+
+std::vector<Merge> read_merges(const json& merges, const json& vocab, const std::string& where) {
+    std::vector<Merge> ranked;
+    std::set<std::pair<int, int>> known;
+    const auto id_of = [&](const std::string& symbols) {
+        const auto found = vocab.find(symbols);
+        return found == vocab.end() || symbols == end_of_text_name ? -1 : found->get<int>();
+    };
+    if (!merges.is_array()) fail_damaged(where, "model.merges is not a list");
+    for (const json& merge : merges) {
+        const auto bad = [&] { fail_damaged(where, "merge " + std::to_string(ranked.size()) +
+                                            " is not two tokens that joined are a third, or stands twice"); };
+        std::string left, right;
+        if (merge.is_string()) {                       // "a b", as all versions read it
+            const std::string both = merge.get<std::string>();
+            const size_t space = both.find(' ');
+            if (space == std::string::npos) bad();
+            left = both.substr(0, space), right = both.substr(space + 1);
+        } else {                                       // ["a", "b"], as the newer ones write it
+            if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string()) bad();
+            left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
+        }
+        const Merge m{id_of(left), id_of(right), id_of(left + right)};
+        if (m.left < 0 || m.right < 0 || m.result < 0 || !known.insert({m.left, m.right}).second) bad();
+        ranked.push_back(m);
+    }
+    return ranked;
 }
 
 // How long the character that `lead` opens is, and what its second byte may be (Unicode, table 3-7); 0: opens none.
@@ -74,43 +191,139 @@ Form form_of(unsigned char lead) {
 
 }  // namespace
 
-std::vector<int> Tokenizer::encode(std::string_view text) const {
-    std::vector<int> ids(text.size());
-    for (size_t i = 0; i < text.size(); ++i) ids[i] = static_cast<unsigned char>(text[i]);
+Tokenizer::Tokenizer(Splitter splitter, std::vector<Merge> merges)
+    : splitter_(std::move(splitter)), merges_(std::move(merges)), pieces_(256) {
+    for (size_t byte = 0; byte < 256; ++byte) pieces_[byte] = {char(byte)}, byte_id_[byte] = int(byte);
+    const auto known = [this](int id) { return id >= 0 && size_t(id) < pieces_.size(); };
+    for (const Merge& m : merges_.ranked()) {
+        require(known(m.left) && known(m.right) && known(m.result - 1), "tokenizer: merges number results in order");
+        if (!known(m.result)) pieces_.push_back(pieces_[size_t(m.left)] + pieces_[size_t(m.right)]);
+    }
+    end_of_text_ = int(pieces_.size());
+    pieces_.emplace_back();
+}
+
+Tokenizer Tokenizer::from_json(const std::string& text, const std::string& where) {
+    const json file = json::parse(text, shallow, false);
+    if (file.is_discarded()) fail(where + ": is not JSON" + advice);
+    const json& model = field(file, "model");
+    if (field(model, "type") != "BPE") refuse(where, "model", model, "type BPE");
+    for (const char* part : {"normalizer", "post_processor", "truncation", "padding"})
+        if (!field(file, part).is_null()) refuse(where, part, field(file, part), "none");
+    for (const char* option : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+                               "byte_fallback", "ignore_merges"})
+        if (!is_off(field(model, option))) refuse(where, option, field(model, option), "none");
+    if (field(field(file, "decoder"), "type") != "ByteLevel")
+        refuse(where, "decoder", field(file, "decoder"), "ByteLevel");
+
+    Tokenizer t(read_splitter(field(file, "pre_tokenizer"), where), {});
+    const size_t end = read_end_of_text(field(file, "added_tokens"), where);
+    t.pieces_ = read_pieces(field(model, "vocab"), end, where);
+    t.end_of_text_ = int(end);
+    t.merges_ = Merges(read_merges(field(model, "merges"), field(model, "vocab"), where));
+    t.byte_id_.fill(-1);
+    for (size_t id = 0; id < t.pieces_.size(); ++id)
+        if (t.pieces_[id].size() == 1) t.byte_id_[static_cast<unsigned char>(t.pieces_[id][0])] = int(id);
+    if (std::count(t.byte_id_.begin(), t.byte_id_.end(), -1)) fail_damaged(where, "a byte has no token");
+    return t;
+}
+
+std::vector<int> Tokenizer::encode(std::string_view text, Parse parse) const {
+    constexpr size_t most_words = 1 << 18;             // a word that came before is copied; this bounds the memory
+    std::unordered_map<std::string_view, std::pair<size_t, size_t>> seen;   // where its ids stand
+    std::vector<int> ids;
+    const auto plain = [&](std::string_view part) {
+        while (!part.empty()) {
+            const std::string_view word = part.substr(0, splitter_.first_word(part));
+            part.remove_prefix(word.size());
+            if (const auto found = seen.find(word); found != seen.end()) {
+                for (size_t i = found->second.first; i < found->second.second; ++i) ids.push_back(ids[i]);
+                continue;
+            }
+            const size_t from = ids.size();
+            for (char c : word) ids.push_back(byte_id_[static_cast<unsigned char>(c)]);
+            merges_.apply(ids, from);
+            if (seen.size() < most_words) seen.emplace(word, std::pair(from, ids.size()));
+        }
+    };
+    const std::string_view name = end_of_text_name;
+    size_t at = 0, found;
+    while (parse == Parse::special && (found = text.find(name, at)) != text.npos) {
+        plain(text.substr(at, found - at));
+        ids.push_back(end_of_text_);
+        at = found + name.size();
+    }
+    plain(text.substr(at));
     return ids;
+}
+
+const std::string& Tokenizer::bytes_of(int id) const {
+    if (id < 0 || id >= vocab())
+        fail("decode: token id " + std::to_string(id) + " is outside the tokenizer's 0 to " +
+             std::to_string(vocab() - 1));
+    return pieces_[size_t(id)];
 }
 
 std::string Tokenizer::decode(const std::vector<int>& ids, Special special) const {
     std::string text;
     for (int id : ids) {
-        if (id < 0 || id > end_of_text())
-            fail("decode: token id " + std::to_string(id) + " is outside the byte tokenizer's 0 to 256");
-        if (id < 256) text += char(id);
-        else if (special == Special::show) text += end_of_text_name;
+        text += bytes_of(id);
+        if (id == end_of_text_ && special == Special::show) text += end_of_text_name;
     }
     return text;
 }
 
+// FNV-1a. A text without merges is the same ids however it is cut.
+uint64_t Tokenizer::hash() const {
+    uint64_t h = 0xCBF29CE484222325;
+    const auto add = [&h](uint64_t word) { h = (h ^ word) * 0x100000001B3; };
+    const auto add_text = [&](const std::string& text) {
+        add(text.size());
+        for (char c : text) add(static_cast<unsigned char>(c));
+    };
+    add_text(merges_.ranked().empty() ? "" : splitter_.regex);
+    add(uint64_t(end_of_text_));
+    for (const std::string& piece : pieces_) add_text(piece);
+    for (const Merge& m : merges_.ranked()) add(uint64_t(m.left)), add(uint64_t(m.right));
+    return h;
+}
+
 std::map<std::string, std::string> Tokenizer::files() const {
-    const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                         {"added_tokens_decoder", {{"256", added_token()}}},
-                         {"bos_token", end_of_text_name},
-                         {"eos_token", end_of_text_name},
-                         {"clean_up_tokenization_spaces", false}};
-    return {{"tokenizer.json", tokenizer_json().dump(2) + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
+    ordered::object_t vocab;                           // filled as a list: setting a key would search all others
+    ordered merges = ordered::array();
+    for (size_t id = 0; id < pieces_.size(); ++id)
+        if (int(id) != end_of_text_) vocab.emplace_back(to_symbols(pieces_[id]), id);
+    for (const Merge& m : merges_.ranked())
+        merges.push_back(to_symbols(pieces_[size_t(m.left)]) + " " + to_symbols(pieces_[size_t(m.right)]));
+    ordered end = {{"id", end_of_text_}};
+    end.update(added_token());
+    const ordered model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                           {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
+                           {"fuse_unk", false}, {"byte_fallback", false}, {"vocab", std::move(vocab)},
+                           {"merges", std::move(merges)}};
+    const ordered file = {
+        {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", ordered::array({end})},
+        {"normalizer", nullptr}, {"pre_tokenizer", pre_tokenizer(splitter_.regex)}, {"post_processor", nullptr},
+        {"decoder", byte_level(true)}, {"model", model}};
+    const ordered config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                            {"added_tokens_decoder", {{std::to_string(end_of_text_), added_token()}}},
+                            {"bos_token", end_of_text_name},
+                            {"eos_token", end_of_text_name},
+                            {"clean_up_tokenization_spaces", false}};
+    return {{"tokenizer.json", file.dump(2) + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
 }
 
 Tokenizer load_tokenizer(const std::string& what) {
     if (what == "byte") return Tokenizer::bytes();
-    namespace fs = std::filesystem;
     std::error_code ignored;
-    const std::string path = fs::is_directory(what, ignored) ? what + "/tokenizer.json" : what;
-    const std::string advice = "; --tokenizer is byte, or a folder or tokenizer.json";
-    const json file = json::parse(read_text(path, "can't open it" + advice), shallow, false);
-    if (file.is_discarded()) fail(path + ": is not JSON" + advice);
-    if (!is_byte_tokenizer(file))
-        fail(path + ": not built yet: only the byte tokenizer (256 bytes and <|endoftext|>) can be read");
-    return Tokenizer::bytes();
+    const std::string path = std::filesystem::is_directory(what, ignored) ? what + "/tokenizer.json" : what;
+    return Tokenizer::from_json(read_text(path, std::string("can't open it") + advice), path);
+}
+
+Tokenizer train_bpe(const WordCounts& words, long vocab) {
+    if (vocab < 257)
+        fail("a vocabulary of " + std::to_string(vocab) + " tokens: 256 bytes and <|endoftext|> alone are 257");
+    return {plain_words(), learn_merges(words, vocab - 257)};
 }
 
 std::string Utf8Stream::push(std::string_view bytes) {

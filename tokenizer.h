@@ -1,29 +1,40 @@
-// tokenizer.h - text to token ids and back: byte-level, 257 ids, and the files that Hugging Face's `tokenizers` opens.
-// Copy with: tokenizer.cpp, files.h and what they name, nlohmann-json
-// Ids 0..255 are the bytes themselves, 256 is <|endoftext|>: between documents, and the prompt when there is none.
-// encode() reads plain text: "<|endoftext|>" in it is 13 bytes, never id 256. Other tokenizers are refused in one line.
+// tokenizer.h - text to token ids and back: byte-level BPE, in the files that Hugging Face's `tokenizers` opens.
+// Copy with: tokenizer.cpp, bpe.h, files.h and what they name, nlohmann-json
+// Ours have ids 0..255 for the bytes themselves, then the merged tokens, and last <|endoftext|>: between documents, and
+// the prompt when there is none. The byte tokenizer is the one without merges.
 #pragma once
+#include "bpe.h"
+#include <array>
 #include <map>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace baretrain {
 
 enum class Special { hide, show };                     // does decode() write special tokens out?
+enum class Parse { ordinary, special };                // "<|endoftext|>" in a text: 13 bytes like others, or the token?
 
 class Tokenizer {
 public:
-    static Tokenizer bytes() { return {}; }
-    long vocab() const { return 257; }
-    int end_of_text() const { return 256; }
-    std::vector<int> encode(std::string_view text) const;
+    static Tokenizer bytes() { return Tokenizer(whole_text(), {}); }
+    static Tokenizer from_json(const std::string& text, const std::string& where);   // where: for the errors
+    Tokenizer(Splitter splitter, std::vector<Merge> merges);   // their results are 256, 257, ... as they come up
+    long vocab() const { return long(pieces_.size()); }
+    int end_of_text() const { return end_of_text_; }
+    std::vector<int> encode(std::string_view text, Parse parse = Parse::ordinary) const;
     std::string decode(const std::vector<int>& ids, Special special = Special::hide) const;   // byte for byte
+    const std::string& bytes_of(int id) const;         // that the token stands for; of <|endoftext|>: none
+    uint64_t hash() const;                             // of all that decides the ids
     std::map<std::string, std::string> files() const;  // name -> content: what a Hugging Face folder needs of us
+private:
+    Splitter splitter_;
+    Merges merges_;
+    std::vector<std::string> pieces_;                  // the bytes of each id
+    std::array<int, 256> byte_id_{};
+    int end_of_text_;
 };
 
-// "byte", or a folder or tokenizer.json that holds the byte tokenizer.
+// "byte", or a folder or tokenizer.json of byte-level BPE that is cut into words as ours, or not at all.
 Tokenizer load_tokenizer(const std::string& what);
+Tokenizer train_bpe(const WordCounts& words, long vocab);   // vocab counts the bytes and <|endoftext|> too
 
 // Bytes come in any pieces, whole characters go out. Each maximal invalid part becomes one U+FFFD.
 class Utf8Stream {
