@@ -1,12 +1,11 @@
+// dataloader.cpp - the body of dataloader.h.
 #include "dataloader.h"
 #include "device/error.h"
 #include "device/random.h"
-#include "files.h"
-#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <optional>
+#include <numeric>
 #include <set>
 
 namespace baretrain {
@@ -15,80 +14,95 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_text(const fs::path& path) {
-    std::string head(64 << 10, '\0');
-    std::ifstream in(path, std::ios::binary);
-    in.read(head.data(), std::streamsize(head.size()));
-    const bool whole = size_t(in.gcount()) < head.size();
-    head.resize(size_t(in.gcount()));
-    Utf8Stream stream;
-    const bool valid = stream.push(head) + stream.pending() == head && (!whole || stream.pending().empty());
-    return !head.empty() && valid && head.find('\0') == std::string::npos;
+constexpr long longest_period = 1'000'000;             // positions; its table has 16 bytes for each
+
+// What --data or --val names: all of it as one stream, or each part of it that has a weight.
+struct Source {
+    std::string name;
+    Inputs inputs;
+    long weight = 1;
+};
+
+// A weight is a number of at most four decimals, counted in ten-thousandths here. None: 0.
+long take_weight(const std::string& flag, std::string& path) {
+    const size_t colon = path.rfind(':');
+    const auto weight = colon == std::string::npos ? std::nullopt : number_in(path.substr(colon + 1));
+    std::error_code ignored;
+    if (!weight || fs::exists(path, ignored)) return 0;
+    const double parts = *weight * 1e4;
+    if (!(parts > 0.5 && parts < 1e10 && std::fabs(parts - std::round(parts)) < 1e-4))
+        fail(flag + " " + path + ": a weight is above 0, below 1000000, and has at most four decimals");
+    path.resize(colon);
+    return std::lround(parts);
 }
 
-std::vector<std::string> text_files_below(const fs::path& folder) {
-    const std::set<std::string> skipped = {"out", "build", "third_party", "node_modules"};
-    std::vector<std::string> found;
-    auto it = fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied);
-    for (; it != fs::recursive_directory_iterator(); ++it) {
-        const std::string name = it->path().filename().string();
-        std::error_code ignored;                       // a dangling link is not a file
-        if (it->is_directory(ignored)) {
-            const bool run = fs::exists(it->path() / "log.jsonl", ignored);
-            if (name[0] == '.' || skipped.count(name) || run) it.disable_recursion_pending();
-        } else if (name[0] != '.' && it->is_regular_file(ignored) && is_text(it->path())) {
-            found.push_back(it->path().string());
-        }
+std::vector<Source> find_sources(const std::string& flag, const std::string& list) {
+    std::vector<Source> sources;
+    long common = 0, sum = 0, weighted = 0, paths = 0;
+    for (size_t begin = 0, end; begin <= list.size(); begin = end + 1, ++paths) {
+        end = std::min(list.find(',', begin), list.size());
+        std::string path = list.substr(begin, end - begin);
+        if (path.empty()) fail(flag + " \"" + list + "\": an empty name; give files and folders, separated by commas");
+        const long weight = take_weight(flag, path);
+        weighted += weight > 0, common = std::gcd(common, weight), sum += weight;
+        if (weight) sources.push_back({path, {}, weight});
+        else if (sources.empty()) sources.push_back({list, {}});
+        add_inputs(sources.back().inputs, flag, path);
     }
-    std::sort(found.begin(), found.end());
-    return found;
+    if (weighted && weighted < paths)
+        fail(flag + " " + list + ": " + std::to_string(weighted) + " of " + std::to_string(paths) +
+             " parts have a weight; give one to each or to none");
+    if (weighted && flag == "--val")
+        fail(flag + " " + list + ": validation reads everything once; leave the weights out");
+    if (weighted && sum / common > longest_period)
+        fail(flag + " " + list + ": the mixture repeats after " + std::to_string(sum / common) +
+             " windows, at most 1000000 are possible; give weights with fewer digits");
+    if (weighted)
+        for (Source& s : sources) s.weight /= common;
+    return sources;
 }
 
-std::vector<std::string> list_files(const std::string& flag, const std::string& paths) {
-    std::vector<std::string> files;
-    for (size_t begin = 0, end; begin <= paths.size(); begin = end + 1) {
-        end = std::min(paths.find(',', begin), paths.size());
-        const std::string path = paths.substr(begin, end - begin);
-        std::error_code ignored;
-        if (path.empty()) fail(flag + " \"" + paths + "\": an empty name; give files and folders, separated by commas");
-        if (!fs::exists(path, ignored)) fail(flag + " " + path + ": no such file or folder");
-        if (!fs::is_directory(path, ignored)) {
-            files.push_back(path);
-            continue;
-        }
-        const std::vector<std::string> below = text_files_below(path);
-        if (below.empty()) fail(flag + " " + path + ": the folder holds no text file");
-        files.insert(files.end(), below.begin(), below.end());
-    }
-    return files;
+Tokens read_source(Corpus& corpus, const Source& source, const Tokenizer& tokenizer, int threads) {
+    const std::vector<std::string>& files = source.inputs.files;
+    const long shards = std::count_if(files.begin(), files.end(), [](auto& file) { return file.ends_with(".bin"); });
+    if (shards && shards < long(files.size()))
+        fail(source.name + ": text and token shards (.bin) in one stream; give each a weight, a.txt:1,b.bin:1, or "
+                           "turn the text into a shard: train_gpt tokenize");
+    const Vocabulary vocabulary = vocabulary_of(tokenizer);
+    Tokens tokens(vocabulary.size);
+    for (const std::string& file : shards ? files : std::vector<std::string>())
+        tokens.append(open_shard(file, vocabulary));
+    if (!shards)
+        encode_files(files, [&](const std::string& text) { return tokenizer.encode(text); }, tokenizer.end_of_text(),
+                     threads, [&](const Ids& ids) { tokens.append(ids); });
+    for (const std::string& file : files) corpus.bytes += fs::file_size(file);
+    for (const auto& [why, count] : source.inputs.left_out) corpus.left_out[why] += count;
+    corpus.files.insert(corpus.files.end(), files.begin(), files.end());
+    return tokens;
 }
 
-void append_documents(Corpus& corpus, std::vector<uint16_t>& tokens, const std::vector<std::string>& files,
-                      const Tokenizer& tokenizer) {
-    for (const std::string& file : files) {
-        if (!fs::is_regular_file(file)) fail(file + ": is not a regular file; give text files or folders of them");
-        const std::string text = read_text(file, "can't read it; check its permissions");
-        if (text.empty()) fail(file + ": is empty; give a file with text");
-        if (!tokens.empty()) tokens.push_back(uint16_t(tokenizer.end_of_text()));
-        const std::vector<int> ids = tokenizer.encode(text);
-        tokens.insert(tokens.end(), ids.begin(), ids.end());
-        corpus.files.push_back(file);
-        corpus.bytes += text.size();
-    }
-}
-
-// FNV-1a over 64-bit words: the length of the training part, then all tokens.
+// FNV-1a over 64-bit words: the length of each training stream, and its weight if there are several, before its
+// tokens; then the tokens of validation. Reads all of them, so that a wrong id is found here.
 std::string hash_tokens(const Corpus& corpus) {
     uint64_t h = 0xCBF29CE484222325;
     const auto add = [&h](uint64_t word) { h = (h ^ word) * 0x100000001B3; };
-    add(corpus.train.size());
-    for (uint16_t token : corpus.train) add(token);
-    for (uint16_t token : corpus.val) add(token);
+    const auto add_tokens = [&](const Tokens& tokens) {
+        for (long at = 0, next; at < tokens.size(); at = next) {
+            next = std::min(tokens.size(), at + (1 << 20));
+            for (int id : tokens.read(at, next)) add(uint64_t(id));
+        }
+    };
+    for (const TokenStream& stream : corpus.train) {
+        add(uint64_t(stream.tokens.size()));
+        if (corpus.train.size() > 1) add(uint64_t(stream.weight));
+        add_tokens(stream.tokens);
+    }
+    for (const TokenStream& stream : corpus.val) add_tokens(stream.tokens);
     return format("%016llx", static_cast<unsigned long long>(h));
 }
 
-void need_window(const std::vector<uint16_t>& tokens, long seq, const std::string& what, const std::string& remedy) {
-    if (long(tokens.size()) <= seq)
+void need_window(const Tokens& tokens, long seq, const std::string& what, const std::string& remedy) {
+    if (tokens.size() <= seq)
         fail(what + ": " + std::to_string(tokens.size()) + " tokens are too few: a window of --seq " +
              std::to_string(seq) + " needs " + std::to_string(seq + 1) + "; " + remedy);
 }
@@ -106,44 +120,57 @@ long permuted(long x, long n, uint64_t seed, uint64_t epoch) {
     return x;
 }
 
+long total(const std::vector<TokenStream>& streams) {
+    return std::accumulate(streams.begin(), streams.end(), 0L, [](long n, auto& s) { return n + s.tokens.size(); });
+}
+
 }  // namespace
 
 std::string Corpus::describe() const {
-    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file, " : " files, ");
-    line += short_number(double(bytes)) + " bytes: " + short_number(double(train.size())) + " training tokens";
-    line += val.empty() ? ", no validation" : ", " + short_number(double(val.size())) + " validation tokens";
+    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file" : " files"), reasons, mixture;
+    long left = 0;
+    for (const auto& [why, count] : left_out)
+        reasons += (left ? ", " : ": ") + std::to_string(count) + " " + why, left += count;
+    if (left) line += " (" + std::to_string(left) + " left out" + reasons + ")";
+    line += ", " + short_number(double(bytes)) + " bytes: " + short_number(double(total(train))) + " training tokens";
+    for (const TokenStream& s : train) mixture += (mixture.empty() ? ", mixed " : ":") + std::to_string(s.weight);
+    if (train.size() > 1) line += mixture;
+    line += val.empty() ? ", no validation" : ", " + short_number(double(total(val))) + " validation tokens";
     return line + ", hash " + hash;
 }
 
-Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq) {
-    require(tokenizer.vocab() <= 65536, "corpus: token ids fit in 16 bits");
-    require(seq > 0, "corpus: seq is positive");
+Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq,
+                   int threads) {
+    require(seq > 0 && threads > 0, "corpus: seq and threads are positive");
     const std::optional<double> number = val.empty() ? 0 : number_in(val);
-    const bool has_fraction = number.has_value();
     const double fraction = number.value_or(0);
     if (!(fraction >= 0 && fraction < 1))
         fail("--val " + val + ": a fraction is at least 0 and below 1; give 0 for no validation, or a path");
-    std::vector<std::string> files = list_files("--data", data), val_files;
-    if (!has_fraction) {
-        val_files = list_files("--val", val);
-        std::set<fs::path> held_out;
-        for (const std::string& file : val_files) held_out.insert(fs::canonical(file));
-        std::erase_if(files, [&](const std::string& file) { return held_out.count(fs::canonical(file)) > 0; });
-        if (files.empty()) fail("--data " + data + ": all of it is in --val " + val + " too; nothing is left");
-    }
+    std::vector<Source> sources = find_sources("--data", data), held_out;
+    if (!number) held_out = find_sources("--val", val);
+    std::set<fs::path> names;
+    for (const Source& source : held_out)
+        for (const std::string& file : source.inputs.files) names.insert(fs::canonical(file));
+    const std::string more = "give more text or a smaller --seq",
+                      more_val = "give more, a smaller --seq, or --val 0 for no validation";
     Corpus corpus;
-    append_documents(corpus, corpus.train, files, tokenizer);
-    append_documents(corpus, corpus.val, val_files, tokenizer);
-    if (fraction > 0) {
-        const auto cut = corpus.train.end() - long(double(corpus.train.size()) * fraction);
-        corpus.val.assign(cut, corpus.train.end());
-        corpus.train.erase(cut, corpus.train.end());
+    for (Source& source : sources) {
+        std::vector<std::string>& files = source.inputs.files;
+        std::erase_if(files, [&](const std::string& file) { return names.count(fs::canonical(file)) > 0; });
+        if (files.empty())
+            fail("--data " + source.name + ": all of it is in --val " + val + " too; nothing is left");
+        const Tokens tokens = read_source(corpus, source, tokenizer, threads);
+        const long cut = tokens.size() - long(double(tokens.size()) * fraction);
+        const Tokens train = tokens.range(0, cut), rest = tokens.range(cut, tokens.size());
+        need_window(train, seq, source.name + (fraction > 0 ? " without its --val " + val : ""), more);
+        if (fraction > 0) need_window(rest, seq, "--val " + val + " of " + source.name, more_val);
+        corpus.train.push_back({train, source.weight});
+        if (fraction > 0) corpus.val.push_back({rest});
     }
-    const std::string rest = fraction > 0 ? data + " without its --val " + val : data;
-    need_window(corpus.train, seq, rest, "give more text or a smaller --seq");
-    if (!has_fraction || fraction > 0)
-        need_window(corpus.val, seq, has_fraction ? "--val " + val + " of " + data : val,
-                    "give more, a smaller --seq, or --val 0 for no validation");
+    for (const Source& source : held_out) {
+        corpus.val.push_back({read_source(corpus, source, tokenizer, threads)});
+        need_window(corpus.val.back().tokens, seq, source.name, more_val);
+    }
     corpus.hash = hash_tokens(corpus);
     return corpus;
 }
@@ -152,39 +179,60 @@ long Rows::trained() const {
     return std::count_if(targets.begin(), targets.end(), [](int target) { return target != -1; });
 }
 
-Loader::Loader(const std::vector<uint16_t>& tokens, long seq, uint64_t seed)
-    : tokens_(tokens), seq_(seq), windows_(0), seed_(seed) {
+Loader::Loader(std::vector<TokenStream> streams, long seq, uint64_t seed)
+    : streams_(std::move(streams)), seq_(seq), seed_(seed) {
     require(seq > 0, "loader: seq is positive");
-    if (!tokens.empty()) windows_ = (long(tokens.size()) - 1) / seq;
-}
-
-long Loader::window_start(long position) const {
-    require(position >= 0 && windows_ > 0, "loader: positions start at 0, and there is a window");
-    const uint64_t epoch = uint64_t(position / windows_);
-    const long slack = long(tokens_.size()) - 1 - windows_ * seq_;
-    const long offset = long(philox(seed_, Stream::shuffle, epoch, 0).v[0] % uint64_t(slack + 1));
-    return offset + seq_ * permuted(position % windows_, windows_, seed_, epoch);
-}
-
-void Loader::append(Rows& rows, long start) const {
-    for (long t = 0; t < seq_; ++t) {
-        rows.tokens.push_back(tokens_[size_t(start + t)]);
-        rows.targets.push_back(tokens_[size_t(start + t + 1)]);
-        rows.positions.push_back(int(t));
+    long sum = 0;
+    for (const TokenStream& s : streams_) sum += s.weight, windows_ += windows_of(s);
+    std::vector<long> taken(streams_.size(), 0);
+    for (long position = 0; position < sum; ++position) {
+        size_t next = streams_.size();
+        long soonest = 0;
+        for (size_t i = 0; i < streams_.size(); ++i) {
+            const long w = streams_[i].weight, due = ((taken[i] + 1) * sum + w - 1) / w;
+            if (taken[i] * sum / w > position || (next < streams_.size() && soonest <= due)) continue;
+            next = i, soonest = due;
+        }
+        period_.push_back({next, taken[next]++});
     }
+}
+
+Loader::Place Loader::place(long position) const {
+    require(position >= 0 && windows_ > 0, "loader: positions start at 0, and there is a window");
+    const long period = long(period_.size());
+    const Turn& turn = period_[size_t(position % period)];
+    const TokenStream& stream = streams_[turn.stream];
+    const long window = position / period * stream.weight + turn.before, windows = windows_of(stream);
+    require(windows > 0, "loader: each stream has a window");
+    const uint64_t epoch = uint64_t(window / windows);
+    const long slack = stream.tokens.size() - 1 - windows * seq_;
+    const long offset = long(philox(seed_, Stream::shuffle, epoch, 0).v[0] % uint64_t(slack + 1));
+    return {turn.stream, offset + seq_ * permuted(window % windows, windows, seed_, epoch)};
+}
+
+void Loader::append(Rows& rows, const Place& place) const {
+    const std::vector<int> ids = streams_[place.stream].tokens.read(place.start, place.start + seq_ + 1);
+    rows.tokens.insert(rows.tokens.end(), ids.begin(), ids.end() - 1);
+    rows.targets.insert(rows.targets.end(), ids.begin() + 1, ids.end());
+    for (long t = 0; t < seq_; ++t) rows.positions.push_back(int(t));
     rows.documents.push_back(int(rows.tokens.size()));
 }
 
 Rows Loader::rows(long position, long batch) const {
     Rows rows{{}, {}, {}, {0}};
-    for (long b = 0; b < batch; ++b) append(rows, window_start(position + b));
+    for (long b = 0; b < batch; ++b) append(rows, place(position + b));
     return rows;
 }
 
 Rows Loader::in_order(long first_window, long batch) const {
     require(first_window >= 0, "loader: windows start at 0");
     Rows rows{{}, {}, {}, {0}};
-    for (long w = first_window; w < std::min(first_window + batch, windows_); ++w) append(rows, w * seq_);
+    for (long w = first_window; w < std::min(first_window + batch, windows_); ++w) {
+        size_t stream = 0;
+        long window = w;
+        while (window >= windows_of(streams_[stream])) window -= windows_of(streams_[stream++]);
+        append(rows, {stream, window * seq_});
+    }
     return rows;
 }
 

@@ -1,29 +1,42 @@
-// dataloader.h - text files to tokens, tokens to an endless shuffled sequence of windows; a position is one integer.
-// Copy with: dataloader.cpp, tokenizer.h, device/random.h and what they name
-// A window is T + 1 neighbouring tokens: T inputs and T targets. An epoch has floor((tokens - 1) / T) of them, side by
-// side from an offset in [0, slack]; offset and order depend on (seed, epoch) alone; each window comes exactly once.
-// What stands at a position is a function of (tokens, T, seed, position), not of what was read before: resume is exact.
+// dataloader.h - text and token shards to an endless shuffled sequence of windows; a position in it is one integer.
+// Copy with: dataloader.cpp, tokenize.h, device/random.h and what they name
+// A window is T + 1 neighbouring tokens: T inputs and T targets. An epoch of a stream has floor((tokens - 1) / T) of
+// them, side by side from an offset in [0, slack]; offset and order depend on (seed, epoch) alone; each window comes
+// exactly once. What stands at a position is a function of (streams, T, seed, position): resume is exact.
+// Streams with weights are mixed window by window: the first p windows hold p w_s / W of stream s, up or down by less
+// than one (W = sum of the weights). Its window j = 0, 1, ... is due from position floor(j W / w_s) on, and before
+// ceil((j + 1) W / w_s). At each position the turn is the stream's that must be first; of equals, the one named first.
+// All repeats after W positions (weights in lowest terms), so a table of one period says which window has a position.
 #pragma once
-#include "tokenizer.h"
+#include "tokenize.h"
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 namespace baretrain {
 
-// The tokens of all documents (files), in order, with <|endoftext|> between them.
+struct TokenStream {
+    Tokens tokens;
+    long weight = 1;                                   // in lowest terms
+};
+
 struct Corpus {
-    std::vector<uint16_t> train, val;
+    std::vector<TokenStream> train, val;
     std::vector<std::string> files;                    // as read, training files first
-    size_t bytes = 0;                                  // of text
-    std::string hash;                                  // 64 bits in hex, of the tokens and of where validation begins
+    std::map<std::string, long> left_out;              // what folders hold besides, by reason
+    size_t bytes = 0;                                  // of the files
+    std::string hash;                                  // 64 bits in hex: tokens, weights, where validation begins
     std::string describe() const;                      // one line for the console
 };
 
-// data: files and folders, separated by commas. val: files and folders too (left out of data), or a fraction: "0.1" is
-// the last tenth of the tokens, "0" or "" none. A folder gives every text file below it, sorted by path, without hidden
-// names, folders named out, build, third_party, node_modules, run folders (they hold a log.jsonl), empty files, and
-// binary ones (a zero byte or no UTF-8 in the first 64 KB). At least one window of seq + 1 tokens must be in each part.
-Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq);
+// data: files, folders and patterns (tokenize.h), separated by commas, are one stream: the documents of text files with
+// <|endoftext|> between them, or token shards (.bin) one behind the other as they are, not both. With a weight behind
+// each, "a/*.bin:0.7,b.txt:0.3", each is a stream of its own. A path may hold a colon that no number follows.
+// val: the same without weights (left out of data), or a fraction: "0.1" is the last tenth of each stream's tokens, "0"
+// or "" none. Validation reads all of it, once and in order. A stream has at least one window of seq + 1 tokens.
+// Shards stay on the disk. They are read through once at the start: each id is checked, and hashed.
+Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq,
+                   int threads = 1);
 
 // A micro-batch as the model sees it: N rows.
 struct Rows {
@@ -32,17 +45,28 @@ struct Rows {
     long trained() const;                              // targets that are not -1
 };
 
+// What a data-parallel rank reads: micro-step i of a step that begins at `position` is ranks * batch windows long, and
+// each rank takes the next `batch` of them. A step of n micro-steps moves the position by n * ranks * batch.
+struct RankShare {
+    long batch, rank = 0, ranks = 1;
+    long first(long position, long micro_step) const { return position + (micro_step * ranks + rank) * batch; }
+};
+
 class Loader {
 public:
-    Loader(const std::vector<uint16_t>& tokens, long seq, uint64_t seed);   // keeps a reference to the tokens
-    long windows() const { return windows_; }          // per epoch; 0: no validation, or fewer than seq + 1 tokens
-    long window_start(long position) const;            // first token of the window at this position of the sequence
+    struct Place { size_t stream; long start; };       // which stream's, and its first token there
+    Loader(std::vector<TokenStream> streams, long seq, uint64_t seed);
+    long windows() const { return windows_; }          // of all streams; 0: no validation, or fewer than seq + 1 tokens
+    Place place(long position) const;                  // of the window at this position of the sequence
     Rows rows(long position, long batch) const;        // the windows at position .. position + batch - 1, T rows each
     Rows in_order(long first_window, long batch) const;   // for validation: not shuffled, fewer windows at the end
 private:
-    void append(Rows& rows, long start) const;
-    const std::vector<uint16_t>& tokens_;
-    long seq_, windows_;
+    struct Turn { size_t stream; long before; };       // how many of its windows come before it in the period
+    long windows_of(const TokenStream& stream) const { return std::max(0L, stream.tokens.size() - 1) / seq_; }
+    void append(Rows& rows, const Place& place) const;
+    std::vector<TokenStream> streams_;
+    std::vector<Turn> period_;
+    long seq_, windows_ = 0;
     uint64_t seed_;
 };
 

@@ -222,7 +222,7 @@ template <class T> int train(Config config, const Resume& from) {
     std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(),
                 Matmul::engine().c_str());
     const size_t planned = require_memory<T>(config, params);
-    const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq);
+    const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq, default_team());
     std::printf("data    %s\n", corpus.describe().c_str());
     if (config.epochs > 0) {
         const long windows = Loader(corpus.train, config.seq, uint64_t(config.seed)).windows();

@@ -16,19 +16,22 @@ std::string error_of(const std::string& data, const std::string& val, long seq) 
     return test::error_of([&] { read_corpus(data, val, byte, seq); });
 }
 
-std::string text_of(const std::vector<uint16_t>& tokens) {
-    return byte.decode({tokens.begin(), tokens.end()}, Special::show);
+std::vector<int> all(const Tokens& tokens) { return tokens.read(0, tokens.size()); }
+std::string text_of(const std::vector<TokenStream>& streams) {   // a | between streams
+    std::string text;
+    for (const TokenStream& s : streams) text += (text.empty() ? "" : "|") + byte.decode(all(s.tokens), Special::show);
+    return text;
 }
 
-std::vector<uint16_t> counting(size_t n) {             // token i is i: a window tells where it came from
-    std::vector<uint16_t> tokens(n);
-    std::iota(tokens.begin(), tokens.end(), uint16_t(0));
-    return tokens;
+std::vector<TokenStream> counting(size_t n) {          // token i is i: a window tells where it came from
+    std::vector<int> ids(n);
+    std::iota(ids.begin(), ids.end(), 0);
+    return {{Tokens(100'000, ids)}};
 }
 
 std::vector<long> starts(const Loader& loader, long position, long count) {
     std::vector<long> s;
-    for (long p = position; p < position + count; ++p) s.push_back(loader.window_start(p));
+    for (long p = position; p < position + count; ++p) s.push_back(loader.place(p).start);
     return s;
 }
 
@@ -47,7 +50,7 @@ TEST_CASE("a window is one document: inputs, the next tokens, positions from 0")
     CHECK(r.trained() == 15);
     for (long n = 0; n < 15; ++n) {
         CHECK(r.positions[size_t(n)] == n % 5);
-        CHECK(r.tokens[size_t(n)] == loader.window_start(2 + n / 5) + n % 5);
+        CHECK(r.tokens[size_t(n)] == loader.place(2 + n / 5).start + n % 5);
         CHECK(r.targets[size_t(n)] == r.tokens[size_t(n)] + 1);
     }
     Rows masked = r;
@@ -98,7 +101,7 @@ TEST_CASE("no place of an epoch prefers a window") {
     const auto tokens = counting(11);
     const Loader loader(tokens, 1, 3);
     std::vector<std::vector<int>> seen(10, std::vector<int>(10));
-    for (long p = 0; p < 50000; ++p) ++seen[size_t(p % 10)][size_t(loader.window_start(p))];
+    for (long p = 0; p < 50000; ++p) ++seen[size_t(p % 10)][size_t(loader.place(p).start)];
     for (const auto& place : seen)                     // 500 each, standard deviation 21
         for (int count : place) CHECK(std::abs(count - 500) < 110);
 }
@@ -129,7 +132,7 @@ TEST_CASE("the smallest texts have one window, two windows, two with a shift") {
     const auto small = counting(size_t(T));
     for (const auto& few : {small, counting(1), counting(0)})
         for (long seq : {1L, T})
-            if (long(few.size()) <= seq) {             // no window: fine for validation, and nothing to train on
+            if (few[0].tokens.size() <= seq) {             // no window: fine for validation, and nothing to train on
                 const Loader none(few, seq, 5);
                 CHECK(none.windows() == 0);
                 CHECK(none.in_order(0, 2).tokens.empty());
@@ -137,26 +140,128 @@ TEST_CASE("the smallest texts have one window, two windows, two with a shift") {
             }
 }
 
-TEST_CASE("a run that stops and resumes sees the windows of the run that never stopped") {
-    const auto tokens = counting(10 * 6 + 1 + 4);      // 10 windows, batches of 2: stops inside epochs 0, 1 and 2
-    const auto batches = [&](const Loader& loader, long from, long to) {
-        std::vector<std::vector<int>> list;
-        for (long step = from; step < to; ++step) list.push_back(loader.rows(step * 2, 2).tokens);
-        return list;
-    };
-    const auto whole = batches(Loader(tokens, 6, 9), 0, 15);
-    for (long stop : {3, 7, 12}) {
-        CAPTURE(stop);
-        auto list = batches(Loader(tokens, 6, 9), 0, stop);
-        const auto rest = batches(Loader(tokens, 6, 9), stop, 15);
-        list.insert(list.end(), rest.begin(), rest.end());
-        CHECK(list == whole);
+TEST_CASE("C1: a run resumed at any step of epochs 1, 2 and 3 sees the windows of the run that never stopped") {
+    const auto one = counting(10 * 6 + 1 + 4);         // 10 windows, batches of 2
+    auto two = counting(4 * 6 + 1);
+    two[0].weight = 3;
+    two.push_back({one[0].tokens, 2});
+    for (const auto& streams : {one, two}) {
+        const auto batches = [&](long from, long to) {
+            const Loader loader(streams, 6, 9);
+            std::vector<std::vector<int>> list;
+            for (long step = from; step < to; ++step) list.push_back(loader.rows(step * 2, 2).tokens);
+            return list;
+        };
+        const auto whole = batches(0, 20);
+        for (long stop = 1; stop < 20; ++stop) {
+            auto list = batches(0, stop);
+            const auto rest = batches(stop, 20);
+            list.insert(list.end(), rest.begin(), rest.end());
+            CHECK(list == whole);
+        }
+        const Loader backwards(streams, 6, 9);         // and the way there does not matter
+        for (long step = 19; step >= 0; --step) CHECK(backwards.rows(step * 2, 2).tokens == whole[size_t(step)]);
+        const Loader odd(streams, 6, 9);               // one batch over the border of two epochs
+        CHECK(odd.rows(9, 2).tokens[0] == whole[4][6]);
+        CHECK(odd.rows(9, 2).tokens[6] == whole[5][0]);
     }
-    const Loader backwards(tokens, 6, 9);              // and the way there does not matter
-    for (long step = 14; step >= 0; --step) CHECK(backwards.rows(step * 2, 2).tokens == whole[size_t(step)]);
-    const Loader odd(tokens, 6, 9);                    // one batch over the border of two epochs
-    CHECK(odd.rows(9, 2).tokens[0] == whole[4][6]);
-    CHECK(odd.rows(9, 2).tokens[6] == whole[5][0]);
+}
+
+TEST_CASE("C9: ranks are disjoint, together they read each window once an epoch, and each epoch has another order") {
+    const Loader loader(counting(12 * 4 + 1), 4, 3);   // 12 windows
+    for (long ranks : {1, 2, 3})
+        for (long batch : {1, 2}) {
+            CAPTURE(ranks);
+            CAPTURE(batch);
+            const long micro_steps = 12 / (ranks * batch);
+            std::set<std::vector<long>> orders;
+            for (long epoch = 0; epoch < 3; ++epoch) {
+                std::vector<long> order;
+                std::set<long> seen;
+                for (long i = 0; i < micro_steps; ++i)
+                    for (long rank = 0; rank < ranks; ++rank)
+                        for (long s : starts(loader, RankShare{batch, rank, ranks}.first(12 * epoch, i), batch))
+                            order.push_back(s), seen.insert(s);
+                CHECK(order.size() == 12);
+                CHECK(seen.size() == 12);
+                CHECK(order == starts(loader, 12 * epoch, 12));   // and any number of ranks reads the same windows
+                orders.insert(order);
+            }
+            CHECK(orders.size() == 3);
+        }
+}
+
+TEST_CASE("C2: with accumulation and ranks, a step reads the windows behind those of the step before") {
+    const Loader loader(counting(12 * 4 + 1), 4, 3);
+    for (long ranks : {1, 2}) {
+        std::vector<long> read;
+        long position = 0;                             // all that a resumed run knows
+        for (long step = 0; step < 4; ++step, position += 3 * ranks)
+            for (long micro = 0; micro < 3; ++micro)
+                for (long rank = 0; rank < ranks; ++rank)
+                    read.push_back(loader.place(RankShare{1, rank, ranks}.first(position, micro)).start);
+        CHECK(read == starts(loader, 0, 12 * ranks));
+    }
+}
+
+TEST_CASE("a mixture: in every prefix each stream is within one window of its share, exact after a period") {
+    uint64_t n = 1;
+    const auto random = [&](long below) {
+        n = n * 6364136223846793005 + 1442695040888963407;
+        return long(n >> 33) % below;
+    };
+    const Tokens tokens = counting(9)[0].tokens;
+    for (int trial = 0; trial < 200; ++trial) {
+        std::vector<TokenStream> streams;
+        long sum = 0;
+        for (long i = 0, k = 1 + random(8); i < k; ++i) streams.push_back({tokens, 1 + random(trial % 2 ? 9 : 300)});
+        for (const TokenStream& s : streams) sum += s.weight;
+        const Loader loader(streams, 4, 1);
+        std::vector<long> taken(streams.size(), 0);
+        bool close = true;
+        for (long p = 0; p < 2 * sum; ++p) {
+            ++taken[loader.place(p).stream];
+            for (size_t i = 0; i < streams.size(); ++i)
+                close = close && std::abs(taken[i] * sum - (p + 1) * streams[i].weight) < sum;
+        }
+        CHECK(close);
+        for (size_t i = 0; i < streams.size(); ++i) CHECK(taken[i] == 2 * streams[i].weight);
+    }
+}
+
+TEST_CASE("a mixture: each stream goes through its own windows as if it were alone, in epochs of its own") {
+    auto mixed = counting(7 * 4 + 1 + 2), other = counting(3 * 4 + 1);
+    mixed[0].weight = 5;
+    mixed.push_back({other[0].tokens, 2});
+    const Loader both(mixed, 4, 11), first({{mixed[0].tokens}}, 4, 11), second(other, 4, 11);
+    CHECK(both.windows() == 10);
+    long taken[2] = {};
+    for (long p = 0; p < 700; ++p) {
+        const Loader::Place place = both.place(p);
+        CHECK(place.start == (place.stream ? second : first).place(taken[place.stream]++).start);
+    }
+    CHECK(taken[0] == 500);
+    CHECK(both.in_order(6, 3).tokens == std::vector<int>{24, 25, 26, 27, 0, 1, 2, 3, 4, 5, 6, 7});   // validation
+    CHECK(both.in_order(9, 3).tokens == std::vector<int>{8, 9, 10, 11});
+}
+
+TEST_CASE("A11: windows beyond 2^31 ids and positions beyond 2^31 are 64-bit numbers") {
+    const TempFolder f;
+    const long n = (1L << 32) + 1025;
+    uint32_t header[256] = {20240520, 1, 1025};
+    header[7] = 1;
+    std::ofstream(f / "t.bin", std::ios::binary).write(reinterpret_cast<const char*>(header), 1024);
+    fs::resize_file(f / "t.bin", size_t(1024 + 2 * n));   // a hole: it takes no room on the disk
+    Tokens tokens(257);
+    tokens.append(open_shard(f / "t.bin", {257}));
+    const Loader loader({{tokens}}, 1024, 1);
+    CHECK(loader.windows() == (1L << 22) + 1);
+    std::vector<long> s = starts(loader, (1L << 40), 64);
+    for (long start : s) CHECK((start >= 0 && start % 1024 == 0 && start + 1025 <= n));
+    CHECK(*std::max_element(s.begin(), s.end()) > 1L << 31);
+    CHECK(loader.rows(1L << 40, 1).trained() == 1024);
+    const RankShare share{1L << 20, 3, 8};
+    CHECK(share.first(1, 1L << 20) == (1L << 43) + 3 * (1L << 20) + 1);
 }
 
 TEST_CASE("validation goes through the windows in order and ends with what is left") {
@@ -176,7 +281,8 @@ TEST_CASE("documents come in order with end-of-text between them") {
     const std::string a = f.put("a.txt", "first"), b = f.put("b.txt", "second");
     const Corpus c = read_corpus(b + "," + a, "", byte, 4);
     CHECK(text_of(c.train) == "second<|endoftext|>first");
-    CHECK(c.train.size() == 12);
+    CHECK(c.train.size() == 1);
+    CHECK(c.train[0].tokens.size() == 12);
     CHECK(c.val.empty());
     CHECK(c.bytes == 11);
     CHECK(c.files == std::vector<std::string>{b, a});
@@ -203,6 +309,7 @@ TEST_CASE("a folder gives its text files by path, without what is hidden, built 
     const std::vector<std::string> expected = {f / "a/a.md", f / "a/z.txt", f / "b.txt", f / "utf8.txt",
                                                f / "z_cut.txt"};
     CHECK(c.files == expected);
+    CHECK(contains(c.describe(), "5 files (11 left out: 3 binary, 4 built, 1 empty, 2 hidden, 1 no file), "));
     CHECK(read_corpus(f / "out", "", byte, 1).files == std::vector<std::string>{f / "out/x"});   // asked for by name
 }
 
@@ -214,7 +321,9 @@ TEST_CASE("runs inside a data folder are not data, unless one is asked for by na
     f.put("runs/first/config.toml", "lr = 1");
     f.put("runs/first/step-000100/config.json", "{}");
     CHECK(read_corpus(f.path.string(), "", byte, 4).hash == hash);
-    CHECK(read_corpus(f / "runs/first", "", byte, 1).files.size() == 3);
+    fs::remove(f.path / "runs/first/log.jsonl");
+    CHECK(read_corpus(f / "runs/first", "", byte, 1).files.size() == 2);
+    f.put("runs/first/log.jsonl", "{}");
     f.put("runs/notes.txt", "more text");
     CHECK(read_corpus(f.path.string(), "", byte, 4).hash != hash);
 }
@@ -244,6 +353,67 @@ TEST_CASE("the hash knows the tokens, their order and where validation begins") 
     CHECK(hash != read_corpus(a, "0.5", byte, 2).hash);
 }
 
+TEST_CASE("token shards are data like the text that they were made from: the same windows, the same hash") {
+    const TempFolder f;
+    f.put("a.txt", "first document"), f.put("b.txt", "the second one");
+    const auto shard = [&](const std::string& name, const std::vector<int>& ids) {
+        ShardWriter writer(f / name, vocabulary_of(byte));
+        writer.append(ids), writer.close();
+    };
+    const std::vector<int> ids = byte.encode("first document"), more = byte.encode("the second one");
+    shard("1.bin", ids), shard("2.bin", {256}), shard("3.bin", more);
+    shard("none.bin", {}), shard("bad.bin", {7, 65, 66});
+    for (const char* val : {"0", "0.3"}) {
+        const Corpus text = read_corpus(f / "?.txt", val, byte, 4), shards = read_corpus(f / "?.bin", val, byte, 4);
+        CHECK(text_of(shards.train) == text_of(text.train));
+        CHECK(text_of(shards.val) == text_of(text.val));
+        CHECK(shards.hash == text.hash);
+        CHECK(shards.files == std::vector<std::string>{f / "1.bin", f / "2.bin", f / "3.bin"});
+    }
+    CHECK(text_of(read_corpus(f / "?.bin", f / "3.bin", byte, 4).train) == "first document<|endoftext|>");
+    CHECK(error_of((f / "1.bin") + "," + (f / "a.txt"), "", 4) ==
+          (f / "1.bin") + "," + (f / "a.txt") + ": text and token shards (.bin) in one stream; give each a weight, "
+          "a.txt:1,b.bin:1, or turn the text into a shard: train_gpt tokenize");
+    CHECK(text_of(read_corpus((f / "1.bin:1,") + (f / "a.txt:1"), "", byte, 4).train) ==
+          "first document|first document");
+    CHECK(contains(error_of(f / "none.bin", "", 4), "none.bin: 0 tokens are too few"));
+    const std::string bad = get(f / "bad.bin");
+    f.put("bad.bin", bad.substr(0, 1026) + "\x57\x04" + bad.substr(1028));
+    CHECK(contains(error_of((f / "1.bin,") + (f / "bad.bin"), "", 4),    // C12
+                   (f / "bad.bin") + ": token 1 is id 1111, but the vocabulary has 257 ids"));
+    f.put("text.bin", "text with a wrong name");
+    CHECK(contains(error_of(f / "text.bin", "", 4), "text.bin: 22 bytes are no token shard"));
+}
+
+TEST_CASE("weights make a mixture: in lowest terms, each part a stream with its own end for validation") {
+    const TempFolder f;
+    f.put("a/1.txt", "0123456789"), f.put("a/2.txt", "ABCDEFGHIJ"), f.put("b.txt", "abcdefghij"), f.put("c:d", "colon");
+    f.put("e:2", "a path ");
+    const std::string data = (f / "a/*.txt:0.75,") + (f / "b.txt:0.25");
+    const Corpus c = read_corpus(data, "0.4", byte, 2);
+    CHECK(text_of(c.train) == "0123456789<|endoftext|>AB|abcdef");
+    CHECK(text_of(c.val) == "CDEFGHIJ|ghij");
+    REQUIRE(c.train.size() == 2);
+    CHECK(c.train[0].weight == 3);
+    CHECK(c.train[1].weight == 1);
+    CHECK(c.describe() == "3 files, 30 bytes: 19 training tokens, mixed 3:1, 12 validation tokens, hash " + c.hash);
+    CHECK(c.hash != read_corpus((f / "a:0.7,") + (f / "b.txt:0.3"), "0.4", byte, 2).hash);
+    CHECK(c.hash == read_corpus((f / "a:3,") + (f / "b.txt:1"), "0.4", byte, 2).hash);
+    CHECK(read_corpus(f / "b.txt:0.3", "", byte, 2).hash == read_corpus(f / "b.txt", "", byte, 2).hash);
+    CHECK(text_of(read_corpus((f / "c:d,") + (f / "e:2"), "", byte, 2).train) == "colon<|endoftext|>a path ");
+
+    const auto b = [&](const std::string& weight) { return error_of((f / "a:1,") + (f / "b.txt:" + weight), "", 2); };
+    for (const char* weight : {"0", "-1", "0.00001", "1000000", "1.23456", "nan", "inf"})
+        CHECK(contains(b(weight), "b.txt:" + std::string(weight) + ": a weight is above 0, below 1000000, and has at "));
+    CHECK(contains(b("999.9999"), "the mixture repeats after 10009999 windows, at most 1000000 are possible"));
+    CHECK(b("99").empty());
+    CHECK(contains(b("x"), "b.txt:x: no such file or folder"));
+    CHECK(contains(error_of((f / "a:1,") + (f / "b.txt"), "", 2), ": 1 of 2 parts have a weight; give one to each or"));
+    CHECK(contains(error_of(f / "a", f / "b.txt:1", 2), "--val " + (f / "b.txt:1") + ": validation reads everything "));
+    CHECK(contains(error_of((f / "a:1,") + (f / "b.txt:1"), "", 12), (f / "b.txt") + ": 10 tokens are too few"));
+    CHECK(contains(error_of((f / "a:1,") + (f / "b.txt:1"), f / "b.txt", 2), "--data " + (f / "b.txt") + ": all of it"));
+}
+
 TEST_CASE("what can't be trained on is refused in one line before anything else") {
     const TempFolder f;
     const std::string text = f.put("t.txt", std::string(40, 'x')), empty = f.put("empty.txt", "");
@@ -251,7 +421,8 @@ TEST_CASE("what can't be trained on is refused in one line before anything else"
     CHECK(error_of(f / "none", "", 4) == "--data " + (f / "none") + ": no such file or folder");
     CHECK(error_of(text, f / "none", 4) == "--val " + (f / "none") + ": no such file or folder");
     CHECK(error_of(text + ",", "", 4).find("an empty name; ") != std::string::npos);
-    CHECK(error_of(f / "bare", "", 4) == "--data " + (f / "bare") + ": the folder holds no text file");
+    CHECK(error_of(f / "bare", "", 4) == "--data " + (f / "bare") + ": the folder holds no text file; name token "
+                                         "shards: " + (f / "bare/*.bin"));
     CHECK(error_of(empty, "", 4) == empty + ": is empty; give a file with text");
     CHECK(error_of(text, "", 40) ==
           text + ": 40 tokens are too few: a window of --seq 40 needs 41; give more text or a smaller --seq");

@@ -229,9 +229,9 @@ TEST_CASE("each token comes as often as its probability says, after temperature,
 
 TEST_CASE("evaluation is the mean over all windows, whatever the batch, and the independent model's") {
     Model<double> m(shape_of("gpt2"));
-    std::vector<uint16_t> tokens;
-    for (int i = 0; i < 60; ++i) tokens.push_back(uint16_t(i * i % 17));
-    const Loader data(tokens, 8, 1);
+    std::vector<int> tokens;
+    for (int i = 0; i < 60; ++i) tokens.push_back(i * i % 17);
+    const Loader data({{Tokens(17, tokens)}}, 8, 1);
     REQUIRE(data.windows() == 7);
     double sum = 0;
     for (long w = 0; w < 7; ++w) {

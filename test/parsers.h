@@ -133,19 +133,33 @@ inline Parser log_parser() {
     }};
 }
 
-inline Parser text_parser() {
-    const std::string path = folder_of_parsers() + "/text.txt";
-    return {"text", {"One document, in the end with two characters that are not ASCII: \xC3\xA4 \xE2\x82\xAC\n"}, [path](const std::string& bytes) {
+inline Parser data_parser(const std::string& file, const std::string& good) {
+    const std::string path = folder_of_parsers() + "/" + file;
+    return {file, {good}, [path](const std::string& bytes) {
         put(path, bytes);
-        const Corpus corpus = read_corpus(path, "0.1", Tokenizer::bytes(), 2);
+        const Corpus corpus = read_corpus(path, "0.2", Tokenizer::bytes(), 2);
         Loader(corpus.train, 2, 7).rows(0, 3);
     }};
+}
+inline Parser text_parser() {
+    const std::string good = "One document, in the end with two characters that are not ASCII: \xC3\xA4 \xE2\x82\xAC\n";
+    return data_parser("text.txt", good);
+}
+inline Parser jsonl_parser() {
+    const std::string one = "{\"text\": \"One document\", \"more\": {\"id\": [1]}}\n";
+    return data_parser("text.jsonl", one + "{\"text\": \"two \\ud83d\\ude00\"}\n");
+}
+inline Parser shard_parser() {
+    ShardWriter shard(folder_of_parsers() + "/good.bin", vocabulary_of(Tokenizer::bytes()));
+    shard.append(Tokenizer::bytes().encode("Forty ids, of which the last tenth is val")), shard.close();
+    return data_parser("shard.bin", get(folder_of_parsers() + "/good.bin"));
 }
 
 inline const std::vector<Parser>& all_parsers() {
     static const std::vector<Parser> all = {
         safetensors_parser(), hf_config_parser(), tokenizer_parser(), recipe_parser(), trainer_parser(),
-        mark_parser(),        index_parser(),     log_parser(),       text_parser()};
+        mark_parser(),        index_parser(),     log_parser(),       text_parser(),
+        jsonl_parser(),       shard_parser()};
     return all;
 }
 

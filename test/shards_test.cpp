@@ -111,7 +111,7 @@ TEST_CASE("the header is llm.c's, with the width, the vocabulary and the tokeniz
     CHECK(all(read(write(f / "t.bin", {}, small), small)).empty());
 }
 
-TEST_CASE("C13: a shard of another version, width, length or tokenizer is refused in a line that says how to rebuild it") {
+TEST_CASE("C13: a shard of another version, width, length or tokenizer is refused, and how to rebuild it said") {
     const TempFolder f;
     const std::string path = write(f / "t.bin", counting(48), small), good = get(path);
     const std::string again = "; make it again: train_gpt tokenize --tokenizer T IN... -o " + path;

@@ -29,7 +29,7 @@ Config config_of(const Words& more) {
 
 Corpus corpus_of(const std::string& text) {
     Corpus c;
-    for (unsigned char byte : text) c.train.push_back(byte);
+    c.train = {{Tokens(257, Tokenizer::bytes().encode(text))}};
     c.hash = "0123";
     return c;
 }
@@ -179,7 +179,7 @@ TEST_CASE("after k steps the position is k times the windows of a step, and each
             REQUIRE(m.tokens.size() == 80);
             CHECK(m.documents == std::vector<int>{0, 16, 32, 48, 64, 80});
         }
-        for (long i = 0; i < 10; ++i) starts.push_back(b.data.window_start(10 * k + i));
+        for (long i = 0; i < 10; ++i) starts.push_back(b.data.place(10 * k + i).start);
     }
     REQUIRE(b.data.windows() == 65);
     const std::set<long> first(starts.begin(), starts.begin() + 65), second(starts.begin() + 65, starts.begin() + 130);
@@ -234,7 +234,8 @@ TEST_CASE_TEMPLATE("a checkpoint gives back weights, moments and position; the n
 
 TEST_CASE("the validation loss is total over count, whatever the batch") {
     Corpus text = sentence();
-    text.train.resize(6 * 16 + 1 + 5);                 // six windows: a short last batch for 4 and 5, and a rest
+    Tokens& tokens = text.train[0].tokens;
+    tokens = tokens.range(0, 6 * 16 + 1 + 5);          // six windows: a short last batch for 4 and 5, and a rest
     Bench<double> b({"--batch=6"}, text);
     b.steps(2);
     double sum = 0;
