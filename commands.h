@@ -10,6 +10,7 @@
 #include "trainer.h"
 #include <chrono>
 #include <cstdio>
+#include <iostream>
 #include <unistd.h>
 
 namespace baretrain {
@@ -109,10 +110,35 @@ inline int print_findings() {
     return 0;
 }
 
+// ---- tokenize -------------------------------------------------------------------------------------------------------
+// Our own tokenizers put no special token around a text, so --add-special-tokens adds none.
+inline int tokenize(const Config& c) {
+    Inputs inputs;
+    for (const std::string& path : c.inputs) add_inputs(inputs, "tokenize", path);
+    if (c.train_vocab > 0) {
+        const Tokenizer learned = learn_tokenizer(inputs, c.train_vocab, default_team());
+        write_tokenizer(learned, c.output);
+        std::printf("%s: %ld ids, learned from %s\n", c.output.c_str(), learned.vocab(), inputs.describe().c_str());
+        return 0;
+    }
+    const Tokenizer tokenizer = load_tokenizer(c.tokenizer);
+    const Parse parse = c.special == "parse" ? Parse::special : Parse::ordinary;
+    const Encode encode = [&](const std::string& text) { return tokenizer.encode(text, parse); };
+    if (c.decode) decode_lines(std::cin, std::cout, tokenizer);
+    else if (c.lines) encode_lines(std::cin, std::cout, encode);
+    else {
+        const long ids = tokenize_files(inputs, tokenizer, encode, c.output, default_team());
+        std::printf("%s: %s ids of %d bytes from %s\n", c.output.c_str(), short_number(double(ids)).c_str(),
+                    vocabulary_of(tokenizer).id_bytes(), inputs.describe().c_str());
+    }
+    return 0;
+}
+
 // ---- all of them ----------------------------------------------------------------------------------------------------
 template <class Gradients, class Step> int other_command(const Config& c, Gradients gradients, Step) {
     const std::string& name = c.command;
     if (name == "doctor") return print_findings();
+    if (name == "tokenize") return tokenize(c);
     device_name(0);                                    // a CUDA build without a device says so before anything else
     if (name == "gradcheck") return print_gradcheck(gradients);
     if (name == "generate")

@@ -76,8 +76,8 @@ Tokens read_source(Corpus& corpus, const Source& source, const Tokenizer& tokeni
         encode_files(files, [&](const std::string& text) { return tokenizer.encode(text); }, tokenizer.end_of_text(),
                      threads, [&](const Ids& ids) { tokens.append(ids); });
     for (const std::string& file : files) corpus.bytes += fs::file_size(file);
-    for (const auto& [why, count] : source.inputs.left_out) corpus.left_out[why] += count;
-    corpus.files.insert(corpus.files.end(), files.begin(), files.end());
+    for (const auto& [why, count] : source.inputs.left_out) corpus.inputs.left_out[why] += count;
+    corpus.inputs.files.insert(corpus.inputs.files.end(), files.begin(), files.end());
     return tokens;
 }
 
@@ -127,11 +127,7 @@ long total(const std::vector<TokenStream>& streams) {
 }  // namespace
 
 std::string Corpus::describe() const {
-    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file" : " files"), reasons, mixture;
-    long left = 0;
-    for (const auto& [why, count] : left_out)
-        reasons += (left ? ", " : ": ") + std::to_string(count) + " " + why, left += count;
-    if (left) line += " (" + std::to_string(left) + " left out" + reasons + ")";
+    std::string line = inputs.describe(), mixture;
     line += ", " + short_number(double(bytes)) + " bytes: " + short_number(double(total(train))) + " training tokens";
     for (const TokenStream& s : train) mixture += (mixture.empty() ? ", mixed " : ":") + std::to_string(s.weight);
     if (train.size() > 1) line += mixture;

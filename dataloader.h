@@ -22,8 +22,7 @@ struct TokenStream {
 
 struct Corpus {
     std::vector<TokenStream> train, val;
-    std::vector<std::string> files;                    // as read, training files first
-    std::map<std::string, long> left_out;              // what folders hold besides, by reason
+    Inputs inputs;                                     // as read, training files first
     size_t bytes = 0;                                  // of the files
     std::string hash;                                  // 64 bits in hex: tokens, weights, where validation begins
     std::string describe() const;                      // one line for the console

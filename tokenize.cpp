@@ -76,6 +76,7 @@ std::string text_of_line(const std::string& path, long number, const std::string
 }
 
 void read_documents(const std::string& path, const std::function<void(std::string)>& use) {
+    if (path.ends_with(".bin")) fail(path + ": ends in .bin, as token shards do; give text files");
     if (!fs::is_regular_file(path)) fail(path + ": is not a regular file; give text files or folders of them");
     const std::string complaint = "can't read it; check its permissions";
     bool empty = true;
@@ -109,6 +110,14 @@ void on_threads(int threads, size_t n, const std::function<void(size_t)>& work) 
 }
 
 }  // namespace
+
+std::string Inputs::describe() const {
+    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file" : " files"), reasons;
+    long left = 0;
+    for (const auto& [why, count] : left_out)
+        reasons += (left ? ", " : ": ") + std::to_string(count) + " " + why, left += count;
+    return left ? line + " (" + std::to_string(left) + " left out" + reasons + ")" : line;
+}
 
 void add_inputs(Inputs& inputs, const std::string& flag, const std::string& path) {
     std::error_code ignored;
@@ -151,10 +160,24 @@ void encode_files(const std::vector<std::string>& files, const Encode& encode, i
 
 Vocabulary vocabulary_of(const Tokenizer& tokenizer) { return {tokenizer.vocab(), tokenizer.hash()}; }
 
+Tokenizer learn_tokenizer(const Inputs& inputs, long vocab, int threads) {
+    WordCounts words;
+    for (const std::string& file : inputs.files)
+        read_documents(file, [&](const std::string& text) { count_words(words, text, threads); });
+    return train_bpe(words, vocab);
+}
+
+void write_tokenizer(const Tokenizer& tokenizer, const std::string& out) {
+    const auto files = tokenizer.files();
+    if (out.ends_with(".json")) return write_whole(out, files.at("tokenizer.json"));
+    std::error_code failed;                            // the file will say so
+    fs::create_directories(out, failed);
+    for (const auto& [name, content] : files) write_whole(out + "/" + name, content);
+}
+
 long tokenize_files(const Inputs& inputs, const Tokenizer& tokenizer, const Encode& encode, const std::string& out,
                     int threads) {
-    for (const std::string& file : inputs.files)
-        if (file.ends_with(".bin")) fail(file + ": ends in .bin, as token shards do; give text files");
+    if (!out.ends_with(".bin")) fail(out + ": a token shard is called .bin, so that --data knows it; give -o F.bin");
     ShardWriter shard(out, vocabulary_of(tokenizer));
     encode_files(inputs.files, encode, tokenizer.end_of_text(), threads, [&](const Ids& ids) { shard.append(ids); });
     return shard.close();
@@ -162,7 +185,7 @@ long tokenize_files(const Inputs& inputs, const Tokenizer& tokenizer, const Enco
 
 void encode_lines(std::istream& in, std::ostream& out, const Encode& encode) {
     long number = 0;
-    for (std::string line; std::getline(in, line);)
+    for (std::string line; out && std::getline(in, line);)
         out << json(encode(text_of_line("standard input", ++number, line))).dump() << std::endl;
 }
 
@@ -170,7 +193,7 @@ void decode_lines(std::istream& in, std::ostream& out, const Tokenizer& tokenize
     const char* const name = "standard input";
     const auto is_id = [&](const json& v) { return v.is_number_integer() && v >= 0 && v < tokenizer.vocab(); };
     long number = 0;
-    for (std::string line; std::getline(in, line);) {
+    for (std::string line; out && std::getline(in, line);) {
         const json ids = parse_line(line);
         ++number;
         if (!ids.is_array()) fail_line(name, number, "is no JSON list", "a list of ids");

@@ -15,6 +15,7 @@ namespace baretrain {
 struct Inputs {
     std::vector<std::string> files;
     std::map<std::string, long> left_out;
+    std::string describe() const;                      // 3 files (2 left out: 1 binary, 1 empty)
 };
 
 // Adds what `path` means: a file; a folder; or, with * ? [ ], a pattern of glob(3) for them. A folder gives every text
@@ -30,8 +31,10 @@ void encode_files(const std::vector<std::string>& files, const Encode& encode, i
 
 Vocabulary vocabulary_of(const Tokenizer& tokenizer);
 
-// The tokenize command: the inputs as one shard; how many ids it has. Then, line by line: {"text": "..."} to a list of
-// ids, and back.
+// The tokenize command: a BPE of so many ids, learned from the documents; its files, in a folder or as out.json; the
+// documents as one shard (how many ids it has); line by line, {"text": "..."} to a list of ids, and back.
+Tokenizer learn_tokenizer(const Inputs& inputs, long vocab, int threads);
+void write_tokenizer(const Tokenizer& tokenizer, const std::string& out);
 long tokenize_files(const Inputs& inputs, const Tokenizer& tokenizer, const Encode& encode, const std::string& out,
                     int threads);
 void encode_lines(std::istream& in, std::ostream& out, const Encode& encode);

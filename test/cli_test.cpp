@@ -306,4 +306,37 @@ TEST_CASE("gradcheck and doctor end well and say what they found") {
     CHECK(!fs::exists(lab.path / "out"));
 }
 
+TEST_CASE("tokenize learns a BPE, writes shards with it, and they train as the text does") {
+    const Lab lab;
+    const auto out = [&](const Words& words) {
+        const Result r = run(lab.path, words);
+        CHECK(r.err == "");
+        CHECK(r.code == 0);
+        return r.out;
+    };
+    put(lab.path / "more.jsonl", "{\"text\": \"the sun rose\"}\n{\"text\": \"<|endoftext|>\"}\n");
+    CHECK(out({"tokenize", "--train-vocab", "280", "text.txt", "more.jsonl", "-o", "bpe"}) ==
+          "bpe: 280 ids, learned from 2 files\n");
+    const Words tokenize = {"tokenize", "--tokenizer", "bpe"};
+    CHECK(contains(out(tokenize + Words{"text.txt", "more.jsonl", "-o", "t.bin"}), " ids of 2 bytes from 2 files\n"));
+
+    const Words two = lab.tiny() + Words{"--steps", "2", "--tokenizer", "bpe"};
+    out(two + Words{"--data", "text.txt,more.jsonl", "--out", "a"});
+    out(two + Words{"--data", "t.bin", "--out", "b"});
+    CHECK(get(lab.path / "a/step-000002/model.safetensors") == get(lab.path / "b/step-000002/model.safetensors"));
+    check_refused(lab, 1, lab.tiny() + Words{"--data", "t.bin"}, {"t.bin: made with tokenizer", "of 280 ids", "of 257"});
+
+    put(lab.path / "stdin", get(lab.path / "more.jsonl"));
+    const std::string plain = out(tokenize + Words{"--lines"}), parsed = out({"tokenize", "--tokenizer", "bpe/tokenizer.json",
+        "--lines", "--special", "parse", "--add-special-tokens"});
+    CHECK(contains(parsed, "\n[279]\n"));
+    CHECK(!contains(plain, "279"));
+    for (const std::string& lines : {plain, parsed}) {
+        put(lab.path / "stdin", lines);
+        CHECK(out(tokenize + Words{"--decode"}) == "{\"text\":\"the sun rose\"}\n{\"text\":\"<|endoftext|>\"}\n");
+    }
+    check_refused(lab, 1, tokenize + Words{"text.txt", "-o", "t.dat"}, {"t.dat", ".bin"});
+    check_refused(lab, 1, tokenize + Words{"none.txt", "-o", "t.bin"}, {"tokenize none.txt: no such file"});
+}
+
 }  // TEST_SUITE

@@ -285,7 +285,7 @@ TEST_CASE("documents come in order with end-of-text between them") {
     CHECK(c.train[0].tokens.size() == 12);
     CHECK(c.val.empty());
     CHECK(c.bytes == 11);
-    CHECK(c.files == std::vector<std::string>{b, a});
+    CHECK(c.inputs.files == std::vector<std::string>{b, a});
     CHECK(c.describe() == "2 files, 11 bytes: 12 training tokens, no validation, hash " + c.hash);
     CHECK(text_of(read_corpus(a, "0", byte, 4).train) == "first");
 }
@@ -308,9 +308,10 @@ TEST_CASE("a folder gives its text files by path, without what is hidden, built 
     const Corpus c = read_corpus(f.path.string(), "", byte, 4);
     const std::vector<std::string> expected = {f / "a/a.md", f / "a/z.txt", f / "b.txt", f / "utf8.txt",
                                                f / "z_cut.txt"};
-    CHECK(c.files == expected);
+    CHECK(c.inputs.files == expected);
     CHECK(contains(c.describe(), "5 files (11 left out: 3 binary, 4 built, 1 empty, 2 hidden, 1 no file), "));
-    CHECK(read_corpus(f / "out", "", byte, 1).files == std::vector<std::string>{f / "out/x"});   // asked for by name
+    CHECK(read_corpus(f / "out", "", byte, 1).inputs.files ==      // asked for by name
+          std::vector<std::string>{f / "out/x"});
 }
 
 TEST_CASE("runs inside a data folder are not data, unless one is asked for by name") {
@@ -322,7 +323,7 @@ TEST_CASE("runs inside a data folder are not data, unless one is asked for by na
     f.put("runs/first/step-000100/config.json", "{}");
     CHECK(read_corpus(f.path.string(), "", byte, 4).hash == hash);
     fs::remove(f.path / "runs/first/log.jsonl");
-    CHECK(read_corpus(f / "runs/first", "", byte, 1).files.size() == 2);
+    CHECK(read_corpus(f / "runs/first", "", byte, 1).inputs.files.size() == 2);
     f.put("runs/first/log.jsonl", "{}");
     f.put("runs/notes.txt", "more text");
     CHECK(read_corpus(f.path.string(), "", byte, 4).hash != hash);
@@ -368,7 +369,7 @@ TEST_CASE("token shards are data like the text that they were made from: the sam
         CHECK(text_of(shards.train) == text_of(text.train));
         CHECK(text_of(shards.val) == text_of(text.val));
         CHECK(shards.hash == text.hash);
-        CHECK(shards.files == std::vector<std::string>{f / "1.bin", f / "2.bin", f / "3.bin"});
+        CHECK(shards.inputs.files == std::vector<std::string>{f / "1.bin", f / "2.bin", f / "3.bin"});
     }
     CHECK(text_of(read_corpus(f / "?.bin", f / "3.bin", byte, 4).train) == "first document<|endoftext|>");
     CHECK(error_of((f / "1.bin") + "," + (f / "a.txt"), "", 4) ==

@@ -1,7 +1,7 @@
 // program.h - what tests of the whole program share: run it as a child, stop it, kill it, and read what it left behind.
 // Copy with: test/host.h and what it names
-// BT_PROGRAM is the path of the built program. A child has one OpenMP thread, its two outputs in files, and its own
-// working directory, so that nothing lands in the checkout.
+// BT_PROGRAM is the path of the built program. A child has one OpenMP thread, its two outputs in files, its input from
+// the file stdin if there is one, and its own working directory, so that nothing lands in the checkout.
 #pragma once
 #include "host.h"
 #include <algorithm>
@@ -88,6 +88,7 @@ private:
         const auto send = [](const char* file, int to) { dup2(open(file, O_WRONLY | O_CREAT | O_TRUNC, 0644), to); };
         if (chdir(in_.c_str()) == 0) {
             send("stdout", 1), send("stderr", 2);
+            dup2(open("stdin", O_RDONLY), 0);          // none: its input is ours
             execv(argv[0], argv.data());
         }
         _exit(127);
