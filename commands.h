@@ -91,9 +91,9 @@ template <class Gradients> int print_gradcheck(Gradients gradients) {
     std::vector<GradcheckRow> rows = gradcheck_operations();
     for (const ModelShape& shape : gradcheck_models()) rows.push_back(gradcheck_model(shape, gradients));
     bool good = true;
-    std::printf("%-44s %s\n", "gradient (fp64) against central differences", "worst relative error");
+    std::printf("%-56s %s\n", "gradient (fp64) against central differences", "worst relative error");
     for (const GradcheckRow& row : rows) {
-        std::printf("%-44s %.1e%s\n", row.what.c_str(), row.error, row.error < gradcheck_bound ? "" : "   WRONG");
+        std::printf("%-56s %.1e%s\n", row.what.c_str(), row.error, row.error < gradcheck_bound ? "" : "   WRONG");
         good = good && row.error < gradcheck_bound;
     }
     std::printf("%s: every error below %.0e\n", good ? "right" : "WRONG", gradcheck_bound);

@@ -160,7 +160,7 @@ void check_flags(Values& flags, const std::string& command) {
 
 bool is_shape(const std::string& name) {
     static const std::set<std::string> names = {"family", "layers", "dim", "heads", "kv-heads", "head-dim", "ffn",
-                                                "vocab", "tied"};
+                                                "window", "vocab", "tied"};
     return names.count(name) > 0;
 }
 

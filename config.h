@@ -38,6 +38,8 @@ struct Config {
     std::string nonfinite = "skip";                    // skip, stop
 
     std::string dtype = "fp32";                        // fp32, bf16, fp64
+    std::string recompute = "none";                    // none, selective, full
+    std::string master = "fp32";                       // fp32; none (bf16 only): weights are rounded stochastically
     long seed = 1337;
 
     std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder

@@ -190,7 +190,7 @@ void generate_text(const std::string& folder, const ModelShape& shape, const std
         Matmul matmul(device);
         WholeWeights<T> weights(arena, params);
         const auto rope = arena.take<Real<T>>(shape.rotary() ? longest : 0, shape.head_dim);
-        fill_rope(device, rope, shape.rope_theta);
+        fill_rope(device, rope, rope_frequencies(shape));
         Context<T> context{device, matmul, arena, shape, rope};
         Generator<T> generator(context, weights, longest);
         if (arena.dry()) generator.feed(std::vector<int>(size_t(longest)), 0);

@@ -1,9 +1,9 @@
 // gpt.h - the model: one block forward, one block backward, and the two ends. It does not know how it is sharded.
 // Copy with: lease.h, linear.h, kernels/ (all of it) and what they name
 // It sees N rows: a token, a target and a position each, and where documents start. What a family lacks is an empty
-// view: no bias, no learned position, no rotation; a norm without bias is an RMSNorm; `up` twice as wide as `act` is a
-// SwiGLU. N rows, C channels, H heads and Hkv key-value heads of size D, F hidden units, V tokens. Read next:
-// train_gpt.cu.
+// view: no bias, no norm of q and k, no learned position, no rotation; a norm without bias is an RMSNorm; `up` twice as
+// wide as `act` is a SwiGLU. N rows, C channels, H heads and Hkv key-value heads of size D, F hidden units, V tokens.
+// Read next: train_gpt.cu.
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/attention.h"
@@ -60,22 +60,50 @@ private:
 };
 
 // ---- what the backward pass needs of the forward pass ---------------------------------------------------------------
+// What is not kept until the backward pass, but rebuilt in memory that all blocks share: nothing; the outputs of norms
+// and activation; all but the output of the block. The kernels and their inputs are the same, so the bits are too.
+enum class Recompute { none, selective, full };
+
 template <class T> struct BlockActs {
     View<T> norm1, qkv, att, mid, norm2, up, act, out;
     View<Real<T>> stats1, lse, stats2;
+    View<T> raw_q, raw_k;                              // before their norms; empty where there are none
+    View<Real<T>> stats_q, stats_k;
 
+    // Memory for all of it.
     template <class Memory> static BlockActs take(Memory& m, const ModelShape& s, long N) {
-        const long A = s.heads * s.head_dim, K = s.kv_heads * s.head_dim;
-        BlockActs a;
-        a.norm1 = m.template take<T>(N, s.dim), a.stats1 = m.template take<Real<T>>(N, 2);
-        a.qkv = m.template take<T>(N, A + 2 * K);
-        a.att = m.template take<T>(N, A), a.lse = m.template take<Real<T>>(N, s.heads);
-        a.mid = m.template take<T>(N, s.dim);
-        a.norm2 = m.template take<T>(N, s.dim), a.stats2 = m.template take<Real<T>>(N, 2);
-        a.up = m.template take<T>(N, s.gated() ? 2 * s.ffn : s.ffn);
-        a.act = m.template take<T>(N, s.ffn);
+        return take(m, s, N, Recompute::none, {});
+    }
+    // Memory for what a block keeps; the rest lies in `shared`.
+    template <class Memory>
+    static BlockActs take(Memory& m, const ModelShape& s, long N, Recompute how, const BlockActs& shared) {
+        BlockActs a = shared;
+        if (how == Recompute::none) a.take_cheap(m, s, N);
+        if (how != Recompute::full) a.take_dear(m, s, N);
         a.out = m.template take<T>(N, s.dim);
         return a;
+    }
+    // Memory for what blocks share.
+    template <class Memory> static BlockActs take_shared(Memory& m, const ModelShape& s, long N, Recompute how) {
+        BlockActs a;
+        if (how != Recompute::none) a.take_cheap(m, s, N);
+        if (how == Recompute::full) a.take_dear(m, s, N);
+        return a;
+    }
+private:
+    void take_cheap(auto& m, const ModelShape& s, long N) {
+        norm1 = m.template take<T>(N, s.dim), norm2 = m.template take<T>(N, s.dim), act = m.template take<T>(N, s.ffn);
+    }
+    void take_dear(auto& m, const ModelShape& s, long N) {
+        const long A = s.heads * s.head_dim, K = s.kv_heads * s.head_dim;
+        stats1 = m.template take<Real<T>>(N, 2), stats2 = m.template take<Real<T>>(N, 2);
+        qkv = m.template take<T>(N, A + 2 * K);
+        att = m.template take<T>(N, A), lse = m.template take<Real<T>>(N, s.heads);
+        mid = m.template take<T>(N, s.dim);
+        up = m.template take<T>(N, s.gated() ? 2 * s.ffn : s.ffn);
+        if (!s.qk_norm()) return;
+        raw_q = m.template take<T>(N, A), stats_q = m.template take<Real<T>>(N, 2 * s.heads);
+        raw_k = m.template take<T>(N, K), stats_k = m.template take<Real<T>>(N, 2 * s.kv_heads);
     }
 };
 
@@ -99,13 +127,14 @@ template <template <class> class Layer, class T> struct Learned {
     Write write;
 };
 
-// dx: (N, C) is added to; dy: (N, C).
+// dx: (N, G*C) is added to, unless it says otherwise; dy, x: (N, G*C). dx may be dy: the weights come first.
 template <class T>
-void norm_backward(Context<T>& c, View<T> dx, Input<T> dy, Input<T> x, Input<Real<T>> stats, Learned<Norm, T> n) {
-    norm_backward_input<T>(c.device, dx, dy, x, stats, NormWeights<T>{n.w.w, n.w.b, Real<T>(c.shape.norm_eps)});
+void norm_backward(Context<T>& c, std::type_identity_t<NormInputGrad<T>> dx, Input<T> dy, Input<T> x,
+                   Input<Real<T>> stats, Learned<Norm, T> n) {
     Scratch s(c.scratch);
-    const auto parts = s.take<Real<T>>(2 * norm_parts(x.rows), x.cols);
+    const auto parts = s.take<Real<T>>(2 * column_sum_parts(x.rows * (x.cols / n.w.w.cols)), n.w.w.cols);
     norm_backward_weight<T>(c.device, NormGrads<T>{n.g.w, n.g.b, n.write}, dy, x, stats, parts);
+    norm_backward_input<T>(c.device, dx, dy, x, stats, NormWeights<T>{n.w.w, n.w.b, Real<T>(c.shape.norm_eps)});
 }
 
 // dx: (N, I) is overwritten. dy: (N, O), x: (N, I).
@@ -115,9 +144,9 @@ template <class T> void linear_backward(Context<T>& c, View<T> dx, Input<T> dy, 
 }
 
 // rope: (T, D), filled from a table made in double; nothing where it is empty.
-template <class R> void fill_rope(Device& d, View<R> rope, double theta) {
-    if (rope.empty()) return;
-    const std::vector<double> table = rope_table(rope.rows, rope.cols, theta);
+template <class R> void fill_rope(Device& d, View<R> rope, const std::vector<double>& frequencies) {
+    if (rope.empty() || d.dry) return;
+    const std::vector<double> table = rope_table(rope.rows, frequencies);
     const std::vector<R> host(table.begin(), table.end());
     copy_bytes(d, rope.data, host.data(), host.size() * sizeof(R));
 }
@@ -136,7 +165,23 @@ template <class T> Qkv<T> split(const ModelShape& s, View<T> qkv) {
 }
 template <class T> AttentionInput<T> attention_input(Context<T>& c, const Qkv<T>& x, const RowViews& rows) {
     const long D = c.shape.head_dim;
-    return {x.q, x.k, x.v, rows.positions, rows.documents, D, Real<T>(1 / std::sqrt(double(D)))};
+    return {x.q, x.k, x.v, rows.positions, rows.documents, D, Real<T>(1 / std::sqrt(double(D))), c.shape.window};
+}
+
+// The norms of each head of q and k, in place; what they were before is kept. Nothing where the weights are empty.
+template <class T> void qk_norm_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a) {
+    if (w.q_norm.w.empty()) return;
+    const auto [q, k, v] = split(c.shape, a.qkv);
+    copy<T, T>(c.device, a.raw_q, q), copy<T, T>(c.device, a.raw_k, k);
+    norm_forward(c, q, a.stats_q, a.raw_q, w.q_norm), norm_forward(c, k, a.stats_k, a.raw_k, w.k_norm);
+}
+template <class T>
+void qk_norm_backward(Context<T>& c, const Weights<T>& w, const Lease<Real<T>>& g, const BlockActs<T>& a,
+                      View<T> dqkv) {
+    if (w.q_norm.w.empty()) return;
+    const auto [dq, dk, dv] = split(c.shape, dqkv);
+    norm_backward(c, {dq, Write::over}, dq, a.raw_q, a.stats_q, {w.q_norm, g->q_norm, g.write});
+    norm_backward(c, {dk, Write::over}, dk, a.raw_k, a.stats_k, {w.k_norm, g->k_norm, g.write});
 }
 
 // out: (N, H * D), lse: (N, H). With a cache the new keys and values are appended to it, and all of it is attended to.
@@ -172,6 +217,7 @@ View<T> block_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a,
 
     norm_forward(c, a.norm1, a.stats1, x, w.norm1);
     linear_forward(c, a.qkv, a.norm1, w.qkv);
+    qk_norm_forward(c, w, a);
     rope(c, a.qkv, rows, Turn::forward);
     attention_forward(c, a, rows, cache);
     linear_forward(c, branch, a.att, w.out);
@@ -183,6 +229,17 @@ View<T> block_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a,
     linear_forward(c, branch, a.act, w.down);
     residual<T>(c.device, a.out, a.mid, branch);
     return a.out;
+}
+
+// Makes again what the forward pass did not keep. x: (N, C), the input of the block.
+template <class T>
+void block_rebuild(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a, Input<T> x, const RowViews& rows,
+                   Recompute how) {
+    if (how == Recompute::full) block_forward(c, w, a, x, rows);
+    if (how != Recompute::selective) return;
+    norm_forward(c, a.norm1, a.stats1, x, w.norm1);
+    norm_forward(c, a.norm2, a.stats2, a.mid, w.norm2);
+    activation_forward<T>(c.device, a.act, a.up);
 }
 
 // The same lines from the bottom up. dx: (N, C), the gradient after the block, becomes the gradient before it (of x).
@@ -202,6 +259,7 @@ void block_backward(Context<T>& c, const Weights<T>& w, const Lease<Real<T>>& g,
     linear_backward(c, datt, dx, a.att, {w.out, g->out, g.write});
     attention_backward(c, dqkv, datt, a, rows);
     rope(c, dqkv, rows, Turn::backward);
+    qk_norm_backward(c, w, g, a, dqkv);
     linear_backward(c, dnorm, dqkv, a.norm1, {w.qkv, g->qkv, g.write});
     norm_backward(c, dx, dnorm, x, a.stats1, {w.norm1, g->norm1, g.write});
 }

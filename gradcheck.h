@@ -117,25 +117,42 @@ inline void norm(Bench& b, bool layernorm) {
             [=, &c] { norm_backward(c, dx, u, x, stats, {n, g, Write::over}); });
 }
 
+// The gradient takes the place of the one that came in.
+inline void head_norm(Bench& b) {
+    const long N = 3, D = 4, H = 2;
+    const ModelShape shape{};
+    Context<double> c{b.d, b.matmul, b.arena, shape, {}};
+    const V x = b.take(N, H * D), dx = b.take(N, H * D), y = b.take(N, H * D), u = b.take(N, H * D);
+    const V stats = b.take(N, 2 * H), w = b.take(1, D, 1), dw = b.take(1, D);
+    const Norm<double> n{w, {}}, g{dw, {}};
+    b.check("RMSNorm of each head, in place", y, u, {{"x", x, dx}, {"weight", w, dw}},
+            [=, &c] { norm_forward(c, y, stats, x, n); },
+            [=, &b, &c] {
+                copy<double, double>(b.d, dx, u);
+                norm_backward(c, {dx, Write::over}, dx, x, stats, {n, g, Write::over});
+            });
+}
+
 inline void rotation(Bench& b) {
     const long N = 4, D = 6;
     const V x = b.take(N, 2 * D), dx = b.take(N, 2 * D), y = b.take(N, 2 * D), u = b.take(N, 2 * D),
             table = b.take(8, D);
-    fill_rope(b.d, table, 100.0);
+    fill_rope(b.d, table, {1.0, 0.2, 0.05});
     const View<const int> positions = b.ints({0, 1, 5, 7});
     b.check("RoPE", y, u, {{"x", x, dx}},
             [=, &b] { copy<double, double>(b.d, y, x), rope<double>(b.d, y, positions, table, Turn::forward); },
             [=, &b] { copy<double, double>(b.d, dx, u), rope<double>(b.d, dx, positions, table, Turn::backward); });
 }
 
-inline void attention(Bench& b) {
+inline void attention(Bench& b, long window) {
     const long N = 9, H = 4, K = 2, D = 3;
     const V q = b.take(N, H * D), k = b.take(N, K * D), v = b.take(N, K * D), y = b.take(N, H * D),
             u = b.take(N, H * D);
     const V dq = b.take(N, H * D), dk = b.take(N, K * D), dv = b.take(N, K * D), lse = b.take(N, H);
     const V scratch = b.take(1, attention_scratch<double>(N, H, K, D));
-    const AttentionInput<double> in{q, k, v, b.ints({0, 1, 2, 3, 4, 0, 1, 2, 3}), b.ints({0, 5, 9}), D, 0.6};
-    b.check("attention, 4 heads on 2, two documents", y, u, {{"q", q, dq}, {"k", k, dk}, {"v", v, dv}},
+    const AttentionInput<double> in{q, k, v, b.ints({0, 1, 2, 3, 4, 0, 1, 2, 3}), b.ints({0, 5, 9}), D, 0.6, window};
+    const std::string seen = window ? ", window of " + std::to_string(window) : "";
+    b.check("attention, 4 heads on 2, two documents" + seen, y, u, {{"q", q, dq}, {"k", k, dk}, {"v", v, dv}},
             [=, &b] { attention_forward<double>(b.d, y, lse, in); },
             [=, &b] { attention_backward<double>(b.d, {dq, dk, dv}, u, y, lse, in, scratch); });
 }
@@ -182,25 +199,33 @@ inline std::vector<GradcheckRow> gradcheck_operations() {
     gradient::Bench b;
     for (bool transposed : {false, true}) gradient::linear(b, transposed);
     for (bool layernorm : {true, false}) gradient::norm(b, layernorm);
+    gradient::head_norm(b);
     gradient::rotation(b);
-    gradient::attention(b);
+    for (long window : {0, 2}) gradient::attention(b, window);
     for (bool gated : {false, true}) gradient::activation(b, gated);
     gradient::embedding(b);
     gradient::loss(b);
     return b.rows;
 }
 
-// The small models that gradcheck runs whole: both families, tied and not, grouped heads, a head size of its own.
+// The small models that gradcheck runs whole: each family, tied and not, and each of its options.
 inline std::vector<ModelShape> gradcheck_models() {
-    ModelShape gpt2{.family = "gpt2", .layers = 2, .dim = 8, .heads = 2, .vocab = 11, .seq = 6, .tied = true};
+    const ModelShape gpt2{.family = "gpt2", .layers = 2, .dim = 8, .heads = 2, .vocab = 11, .seq = 6};
     ModelShape llama{.family = "llama", .layers = 2, .dim = 8, .heads = 4, .kv_heads = 2, .head_dim = 6, .ffn = 10,
-                     .vocab = 11, .seq = 6, .tied = false};
-    std::vector<ModelShape> all;
-    for (ModelShape shape : {gpt2, llama})
-        for (bool tied : {true, false}) {
-            shape.tied = tied;
-            all.push_back(with_defaults(shape));
-        }
+                     .vocab = 11, .seq = 6, .rope_theta = 50};
+    std::vector<ModelShape> all = {gpt2};
+    for (const char* family : {"llama", "qwen2", "qwen3", "mistral"}) {
+        llama.family = family, llama.window = llama.family == "mistral" ? 3 : 0;
+        all.push_back(llama);
+    }
+    ModelShape options = llama;
+    options.family = "llama", options.window = 0, options.attention_bias = options.mlp_bias = true;
+    options.scaling = {4, 1, 2, 16};
+    all.push_back(options);
+    for (size_t i = 0, n = all.size(); i < n; ++i) {
+        all[i] = with_defaults(all[i]);
+        all.push_back(all[i]), all.back().tied = false;
+    }
     return all;
 }
 
@@ -224,7 +249,8 @@ inline GradcheckRow gradcheck_parameters(Device& d, const Params& params, Weight
         if (error >= worst) worst = error, where = p.name;
     }
     const ModelShape& s = params.shape();
-    return {s.family + (s.tied ? ", tied, worst: " : ", untied, worst: ") + where, worst};
+    const std::string kind = s.family + (s.mlp_bias ? " with biases" : "") + (s.tied ? ", tied" : ", untied");
+    return {kind + ", worst: " + where, worst};
 }
 
 }  // namespace baretrain

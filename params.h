@@ -17,7 +17,8 @@ constexpr int block_unit(long block) { return int(block) + 1; }
 // The places of a model that a tensor can fill. Stacked tensors (q, k, v; gate, up) fill one place together.
 enum class Place {
     wte, wpe, norm_w, norm_b, head,                                              // unit 0
-    norm1_w, norm1_b, qkv_w, qkv_b, out_w, out_b, norm2_w, norm2_b, up_w, up_b, down_w, down_b   // the blocks
+    norm1_w, norm1_b, qkv_w, qkv_b, q_norm, k_norm, out_w, out_b,              // the blocks
+    norm2_w, norm2_b, up_w, up_b, down_w, down_b
 };
 
 struct Param {
@@ -42,13 +43,14 @@ template <class T> struct Weights {
     View<T> wte, wpe;                                  // (V, C), (T, C)
     Norm<T> norm;                                      // before the head
     Linear<T> head;                                    // (V, C); tied: wte
-    Norm<T> norm1, norm2;
+    Norm<T> norm1, q_norm, k_norm, norm2;
     Linear<T> qkv, out, up, down;
 
     // In the order of Place.
     View<T>& at(Place p) {
-        View<T>* const all[] = {&wte,     &wpe,     &norm.w, &norm.b, &head.w,   &norm1.w, &norm1.b, &qkv.w, &qkv.b,
-                                &out.w,   &out.b,   &norm2.w, &norm2.b, &up.w,  &up.b,    &down.w,  &down.b};
+        View<T>* const all[] = {&wte,    &wpe,      &norm.w,   &norm.b, &head.w, &norm1.w, &norm1.b,
+                                &qkv.w,  &qkv.b,    &q_norm.w, &k_norm.w, &out.w, &out.b,
+                                &norm2.w, &norm2.b, &up.w,     &up.b,   &down.w, &down.b};
         return *all[int(p)];
     }
     // The linear layer whose weight fills the place, if it is one.
@@ -122,8 +124,8 @@ inline void Params::add_block(int unit) {
     const double in = 0.02, out = 0.02 / std::sqrt(2.0 * double(shape_.layers));
     const bool gpt2 = shape_.family == "gpt2";
     const std::string block = (gpt2 ? "transformer.h." : "model.layers.") + std::to_string(unit - 1) + ".";
-    auto vector = [&](const char* name, Place place, long n, double mean) {
-        rows_.push_back({block + name, unit, place, 1, n, false, false, mean, 0});
+    auto vector = [&](const char* name, Place place, long n, double mean, bool joined = false) {
+        rows_.push_back({block + name, unit, place, 1, n, false, joined, mean, 0});
     };
     auto matrix = [&](const char* name, Place place, long outputs, long inputs, double std, bool joined = false) {
         rows_.push_back(
@@ -142,17 +144,32 @@ inline void Params::add_block(int unit) {
         vector("mlp.c_fc.bias", Place::up_b, F, 0);
         matrix("mlp.c_proj.weight", Place::down_w, C, F, out);
         vector("mlp.c_proj.bias", Place::down_b, C, 0);
-    } else {
-        vector("input_layernorm.weight", Place::norm1_w, C, 1);
-        matrix("self_attn.q_proj.weight", Place::qkv_w, A, C, in);
-        matrix("self_attn.k_proj.weight", Place::qkv_w, K, C, in, true);
-        matrix("self_attn.v_proj.weight", Place::qkv_w, K, C, in, true);
-        matrix("self_attn.o_proj.weight", Place::out_w, C, A, out);
-        vector("post_attention_layernorm.weight", Place::norm2_w, C, 1);
-        matrix("mlp.gate_proj.weight", Place::up_w, F, C, in);
-        matrix("mlp.up_proj.weight", Place::up_w, F, C, in, true);
-        matrix("mlp.down_proj.weight", Place::down_w, C, F, out);
+        return;
     }
+    vector("input_layernorm.weight", Place::norm1_w, C, 1);
+    matrix("self_attn.q_proj.weight", Place::qkv_w, A, C, in);
+    matrix("self_attn.k_proj.weight", Place::qkv_w, K, C, in, true);
+    matrix("self_attn.v_proj.weight", Place::qkv_w, K, C, in, true);
+    if (shape_.qkv_bias()) {
+        vector("self_attn.q_proj.bias", Place::qkv_b, A, 0);
+        vector("self_attn.k_proj.bias", Place::qkv_b, K, 0, true);
+        vector("self_attn.v_proj.bias", Place::qkv_b, K, 0, true);
+    }
+    if (shape_.qk_norm()) {
+        vector("self_attn.q_norm.weight", Place::q_norm, shape_.head_dim, 1);
+        vector("self_attn.k_norm.weight", Place::k_norm, shape_.head_dim, 1);
+    }
+    matrix("self_attn.o_proj.weight", Place::out_w, C, A, out);
+    if (shape_.out_bias()) vector("self_attn.o_proj.bias", Place::out_b, C, 0);
+    vector("post_attention_layernorm.weight", Place::norm2_w, C, 1);
+    matrix("mlp.gate_proj.weight", Place::up_w, F, C, in);
+    matrix("mlp.up_proj.weight", Place::up_w, F, C, in, true);
+    if (shape_.ffn_bias()) {
+        vector("mlp.gate_proj.bias", Place::up_b, F, 0);
+        vector("mlp.up_proj.bias", Place::up_b, F, 0, true);
+    }
+    matrix("mlp.down_proj.weight", Place::down_w, C, F, out);
+    if (shape_.ffn_bias()) vector("mlp.down_proj.bias", Place::down_b, C, 0);
 }
 
 // Tensors begin at multiples of 64 elements, joined ones right behind the one before; a unit's size is a multiple of

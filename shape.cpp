@@ -3,6 +3,8 @@
 #include "shape.h"
 #include "device/error.h"
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -19,7 +21,12 @@ struct Preset {
     ModelShape shape;
 };
 
-const std::vector<Preset>& presets() {                 // family, L, C, H, key heads, D, F, V, T
+ModelShape llama3(ModelShape s, double factor) {
+    s.rope_theta = 5e5, s.scaling = {factor, 1, 4, 8192};
+    return s;
+}
+
+const std::vector<Preset>& presets() {                 // family, L, C, H, key heads, D, F, V, T, tied, theta, epsilon
     static const std::vector<Preset> all = {
         {"gpt2-tiny", {"gpt2", 4, 128, 4, 0, 0, 0, 257, 128}},
         {"gpt2-mini", {"gpt2", 6, 384, 6, 0, 0, 0, 257, 256}},
@@ -29,16 +36,19 @@ const std::vector<Preset>& presets() {                 // family, L, C, H, key h
         {"gpt2-1558m", {"gpt2", 48, 1600, 25, 0, 0, 0, 50257, 1024}},
         {"llama-tiny", {"llama", 4, 128, 4, 2, 0, 0, 257, 128}},
         {"llama-mini", {"llama", 6, 384, 6, 2, 0, 0, 257, 256}},
+        {"llama3-1b", llama3({"llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, true}, 32)},
+        {"llama3-3b", llama3({"llama", 28, 3072, 24, 8, 128, 8192, 128256, 131072, true}, 32)},
+        {"llama3-8b", llama3({"llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, false}, 8)},
+        {"qwen2.5-0.5b", {"qwen2", 24, 896, 14, 2, 0, 4864, 151936, 32768, true, 1e6, 1e-6}},
+        {"qwen2.5-1.5b", {"qwen2", 28, 1536, 12, 2, 0, 8960, 151936, 131072, true, 1e6, 1e-6}},
+        {"qwen2.5-7b", {"qwen2", 28, 3584, 28, 4, 0, 18944, 152064, 131072, false, 1e6, 1e-6}},
+        {"qwen3-0.6b", {"qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 40960, true, 1e6, 1e-6}},
+        {"qwen3-1.7b", {"qwen3", 28, 2048, 16, 8, 128, 6144, 151936, 40960, true, 1e6, 1e-6}},
+        {"qwen3-8b", {"qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, false, 1e6, 1e-6}},
+        {"mistral-7b", {"mistral", 32, 4096, 32, 8, 128, 14336, 32000, 32768, false, 1e4, 1e-5, false, false, 4096}},
     };
     return all;
 }
-
-// Known names that need something the model does not have yet.
-const std::vector<std::pair<std::string, std::string>> not_built = {
-    {"llama3-1b", "the llama3 scaling of rotary positions"},
-    {"qwen2.5-0.5b", "biases on q, k and v"},
-    {"qwen3-0.6b", "norms on q and k"},
-};
 
 long ceil_to(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -83,12 +93,7 @@ std::vector<std::string> preset_names() {
 ModelShape preset(const std::string& name) {
     for (const Preset& p : presets())
         if (p.name == name) return with_defaults(p.shape);
-    std::vector<std::string> names = preset_names();
-    for (const auto& [known, needs] : not_built) {
-        if (known == name) fail(name + ": not built yet: it needs " + needs);
-        names.push_back(known);
-    }
-    fail(name + ": no such preset; the nearest is " + nearest(name, names));
+    fail(name + ": no such preset; the nearest is " + nearest(name, preset_names()));
 }
 
 ModelShape with_defaults(ModelShape s) {
@@ -104,10 +109,8 @@ ModelShape with_defaults(ModelShape s) {
 }
 
 void check_shape(const ModelShape& s) {
-    if (std::count(later_families.begin(), later_families.end(), s.family))
-        fail("family " + s.family + ": not built yet; gpt2 and llama are");
-    if (!std::count(built_families.begin(), built_families.end(), s.family))
-        fail("family " + s.family + ": unknown; the nearest is " + nearest(s.family, built_families));
+    if (!std::count(model_families.begin(), model_families.end(), s.family))
+        fail("family " + s.family + ": unknown; the nearest is " + nearest(s.family, model_families));
 
     // No matrix may have one row: in the table of parameters that is what a vector looks like.
     check_size("layers", s.layers, 1, most_layers);
@@ -127,6 +130,15 @@ void check_shape(const ModelShape& s) {
              " of it do not make " + text("dim", s.dim));
     if (s.rotary() && s.head_dim % 2 != 0)
         fail(text("head-dim", s.head_dim) + ": rotary positions need an even number");
+    check_size("window", s.window, 0, most_rows);
+    if (s.window > 0 && s.family != "mistral") fail(text("window", s.window) + ": only mistral has a sliding window");
+    if (s.attention_bias && s.family != "llama" && s.family != "qwen3")
+        fail("attention_bias: an option of llama and qwen3, not of " + s.family);
+    if (s.mlp_bias && s.family != "llama") fail("mlp_bias: an option of llama, not of " + s.family);
+    const RopeScaling& r = s.scaling;
+    if (r.factor != 0 && !(s.rotary() && r.factor >= 1 && r.factor < 1e6 && 0 < r.low && r.low < r.high &&
+                           r.high < 1e6 && r.original > 0))
+        fail("rope scaling: expected a factor of at least 1, 0 < low < high and an original length");
     if (!(s.rope_theta > 0 && s.rope_theta < 1e18)) fail("rope_theta must be positive");
     if (!(s.norm_eps > 0 && s.norm_eps < 1)) fail("the epsilon of the norms must lie between 0 and 1");
 }
@@ -134,29 +146,58 @@ void check_shape(const ModelShape& s) {
 long ModelShape::parameters() const {
     const long norm = layernorm() ? 2 * dim : dim, up = gated() ? 2 * ffn : ffn;
     const long q = heads * head_dim, kv = kv_heads * head_dim;
-    const long bias = biases() ? q + 2 * kv + dim + up + dim : 0;
-    const long block = 2 * norm + dim * (q + 2 * kv) + q * dim + dim * up + ffn * dim + bias;
+    const long bias = (qkv_bias() ? q + 2 * kv : 0) + (out_bias() ? dim : 0) + (ffn_bias() ? up + dim : 0);
+    const long block = 2 * norm + dim * (q + 2 * kv) + q * dim + dim * up + ffn * dim + bias +
+                       (qk_norm() ? 2 * head_dim : 0);
     return (tied ? 1 : 2) * vocab * dim + (learned_positions() ? seq * dim : 0) + layers * block + norm;
 }
 
+std::vector<double> rope_frequencies(const ModelShape& s) {
+    std::vector<double> all;
+    const RopeScaling& r = s.scaling;
+    for (long i = 0; s.rotary() && i < s.head_dim / 2; ++i) {
+        const double plain = std::pow(s.rope_theta, -2.0 * double(i) / double(s.head_dim));
+        const double turns = double(r.original) * plain / (2 * M_PI);   // within the original length
+        const double kept = std::clamp((turns - r.low) / (r.high - r.low), 0.0, 1.0);
+        all.push_back(r.factor == 0 ? plain : kept * plain + (1 - kept) * plain / r.factor);
+    }
+    return all;
+}
+
+namespace {
+
+const std::map<std::string, const char*> architectures = {
+    {"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"}, {"mistral", "MistralForCausalLM"}};
+
+Json scaling_json(const RopeScaling& r) {
+    if (r.factor == 0) return nullptr;
+    return {{"rope_type", "llama3"}, {"factor", r.factor}, {"low_freq_factor", r.low}, {"high_freq_factor", r.high},
+            {"original_max_position_embeddings", r.original}};
+}
+
+}  // namespace
+
 std::string to_hf_config(const ModelShape& s, const std::string& torch_dtype, long eos) {
-    Json j = {{"vocab_size", s.vocab}, {"tie_word_embeddings", s.tied}, {"torch_dtype", torch_dtype},
+    Json j = {{"architectures", Json::array({architectures.at(s.family)})}, {"model_type", s.family},
+              {"vocab_size", s.vocab}, {"tie_word_embeddings", s.tied}, {"torch_dtype", torch_dtype},
               {"initializer_range", 0.02}, {"use_cache", true}};
     j["bos_token_id"] = j["eos_token_id"] = eos < 0 ? Json() : Json(eos);
     if (s.family == "gpt2") {
-        j.update({{"architectures", Json::array({"GPT2LMHeadModel"})}, {"model_type", "gpt2"},
-                  {"activation_function", "gelu_new"}, {"n_layer", s.layers}, {"n_embd", s.dim},
+        j.update({{"activation_function", "gelu_new"}, {"n_layer", s.layers}, {"n_embd", s.dim},
                   {"n_head", s.heads}, {"n_positions", s.seq},
                   {"layer_norm_epsilon", s.norm_eps}, {"attn_pdrop", 0.0}, {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}});
         j["n_inner"] = s.ffn == 4 * s.dim ? Json() : Json(s.ffn);
-    } else {
-        j.update({{"architectures", Json::array({"LlamaForCausalLM"})}, {"model_type", "llama"}, {"hidden_act", "silu"},
-                  {"num_hidden_layers", s.layers}, {"hidden_size", s.dim}, {"num_attention_heads", s.heads},
-                  {"num_key_value_heads", s.kv_heads}, {"head_dim", s.head_dim}, {"intermediate_size", s.ffn},
-                  {"max_position_embeddings", s.seq}, {"rms_norm_eps", s.norm_eps}, {"rope_theta", s.rope_theta},
-                  {"rope_scaling", nullptr}, {"attention_bias", false}, {"mlp_bias", false},
-                  {"attention_dropout", 0.0}});
+        return j.dump(2) + "\n";
     }
+    j.update({{"hidden_act", "silu"}, {"num_hidden_layers", s.layers}, {"hidden_size", s.dim},
+              {"num_attention_heads", s.heads}, {"num_key_value_heads", s.kv_heads}, {"head_dim", s.head_dim},
+              {"intermediate_size", s.ffn}, {"max_position_embeddings", s.seq}, {"rms_norm_eps", s.norm_eps},
+              {"rope_theta", s.rope_theta}, {"rope_scaling", scaling_json(s.scaling)}, {"attention_dropout", 0.0}});
+    if (s.family == "llama" || s.family == "qwen3") j["attention_bias"] = s.attention_bias;
+    if (s.family == "llama") j["mlp_bias"] = s.mlp_bias;
+    if (s.family == "mistral") j["sliding_window"] = s.window ? Json(s.window) : Json();
+    if (s.family == "qwen2" || s.family == "qwen3") j["use_sliding_window"] = false;
     return j.dump(2) + "\n";
 }
 
@@ -201,7 +242,11 @@ public:
                 refuse(name + " is unknown here and may change the model; remove it from the file if it does not");
         }
     }
-    const Json& json() const { return object_; }
+    Json take(const std::string& name) {               // as it is; null when absent
+        read_.insert(name);
+        return object_.value(name, Json());
+    }
+    const std::string& where() const { return where_; }
     [[noreturn]] void refuse(const std::string& message) const { fail(where_ + ": " + message); }
 
 private:
@@ -229,22 +274,43 @@ ModelShape gpt2_shape(Fields& f) {
     return s;
 }
 
-ModelShape llama_shape(Fields& f) {
+// The rotation of every family but gpt2. Newer files keep theta and the scaling in one object, rope_parameters.
+void read_rope(Fields& f, ModelShape& s) {
+    s.rope_theta = f.get<double>("rope_theta", 1e4);
+    for (const char* name : {"rope_scaling", "rope_parameters"}) {
+        const Json object = f.take(name);
+        if (object.is_null()) continue;
+        Fields r(object, f.where() + ": " + name);
+        s.rope_theta = r.get<double>("rope_theta", s.rope_theta);
+        const std::string type = r.get<std::string>("rope_type", r.get<std::string>("type", "default"));
+        if (type == "llama3")
+            s.scaling = {r.get<double>("factor"), r.get<double>("low_freq_factor"), r.get<double>("high_freq_factor"),
+                         r.get<long>("original_max_position_embeddings")};
+        else if (type != "default")
+            r.refuse("rope_type is \"" + type + "\"; only \"default\" or \"llama3\" is implemented");
+        r.refuse_the_rest();
+    }
+}
+
+ModelShape llama_shape(Fields& f, const std::string& family) {
     f.only("hidden_act", {"silu", "swish"});
-    f.only("attention_bias", {false});
-    f.only("mlp_bias", {false});
-    f.only("rope_scaling", {nullptr});
-    ModelShape s{.family = "llama", .layers = f.get<long>("num_hidden_layers"), .dim = f.get<long>("hidden_size"),
+    ModelShape s{.family = family, .layers = f.get<long>("num_hidden_layers"), .dim = f.get<long>("hidden_size"),
                  .heads = f.get<long>("num_attention_heads"), .ffn = f.get<long>("intermediate_size"),
                  .vocab = f.get<long>("vocab_size"), .seq = f.get<long>("max_position_embeddings")};
-    s.kv_heads = f.get<long>("num_key_value_heads", 0L);
-    s.head_dim = f.get<long>("head_dim", 0L);
+    // Where the classes of transformers have a number of their own for an absent field, it has to be there.
+    const bool llama = family == "llama";
+    s.kv_heads = llama ? f.get<long>("num_key_value_heads", 0L) : f.get<long>("num_key_value_heads");
+    s.head_dim = family == "qwen3" ? f.get<long>("head_dim") : f.get<long>("head_dim", 0L);
     s.tied = f.get<bool>("tie_word_embeddings", false);
     s.norm_eps = f.get<double>("rms_norm_eps", 1e-6);
-    // Newer files keep theta in an object; anything in it but theta and the plain type is a scaling.
-    const double theta = f.json().value("/rope_parameters/rope_theta"_json_pointer, 1e4);
-    f.only("rope_parameters", {nullptr, Json::object({{"rope_type", "default"}, {"rope_theta", theta}})});
-    s.rope_theta = f.get<double>("rope_theta", theta);
+    if (llama || family == "qwen3") s.attention_bias = f.get<bool>("attention_bias", false);
+    if (llama) s.mlp_bias = f.get<bool>("mlp_bias", false);
+    if (family == "mistral") s.window = f.get<long>("sliding_window", 0L);
+    else f.only("use_sliding_window", {false});
+    if (family.starts_with("qwen")) f.take("sliding_window"), f.take("max_window_layers");   // of a window not in use
+    const size_t layers = size_t(std::clamp(s.layers, 0L, most_layers));
+    f.only("layer_types", {nullptr, Json(layers, s.window ? "sliding_attention" : "full_attention")});
+    read_rope(f, s);
     return s;
 }
 
@@ -259,11 +325,11 @@ ModelShape from_hf_config(const std::string& json_text, const std::string& where
     }
     Fields f(parsed, where);
     const std::string type = f.get<std::string>("model_type");
-    if (type != "gpt2" && type != "llama") f.refuse("model_type " + type + ": not built; gpt2 and llama are");
-    f.only("architectures", {nullptr, Json::array({type == "gpt2" ? "GPT2LMHeadModel" : "LlamaForCausalLM"})});
+    if (!architectures.count(type)) f.refuse("model_type " + type + ": not one of gpt2, llama, qwen2, qwen3, mistral");
+    f.only("architectures", {nullptr, Json::array({architectures.at(type)})});
     ModelShape s;
     try {
-        s = type == "gpt2" ? gpt2_shape(f) : llama_shape(f);
+        s = type == "gpt2" ? gpt2_shape(f) : llama_shape(f, type);
     } catch (const Json::exception& e) {
         f.refuse(e.what());
     }

@@ -45,6 +45,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
         for (long block = blocks - 1; block >= 0; --block) {
             auto w = t.weights.gather(block_unit(block));
             auto g = t.grads.open(block_unit(block));
+            block_rebuild(c, *w, t.acts[size_t(block)], t.input(block), rows, t.recompute);
             block_backward(c, *w, g, t.acts[size_t(block)], t.input(block), dx, rows);
             t.grads.hand_over(g);
             t.weights.release(w);

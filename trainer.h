@@ -10,6 +10,10 @@
 
 namespace baretrain {
 
+inline Recompute recompute_of(const std::string& word) {
+    return word == "full" ? Recompute::full : word == "selective" ? Recompute::selective : Recompute::none;
+}
+
 template <class T> struct Trainer {
     using R = Real<T>;
     const Config& config;
@@ -24,6 +28,7 @@ template <class T> struct Trainer {
     RowBuffers rows;
     View<R> rope, logprobs, final_stats;               // (seq, D); (micro-batches, N); (N, 2)
     View<T> embedded, final;                           // (N, C): before the first block, after the final norm
+    Recompute recompute;
     std::vector<BlockActs<T>> acts;
     View<double> squares;                              // parts of the sum of squares, unit after unit
     View<StepState> state;
@@ -38,14 +43,16 @@ template <class T> struct Trainer {
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
           logprobs(arena.take<R>(micro_batches(), micro_rows())), final_stats(arena.take<R>(micro_rows(), 2)),
           embedded(arena.take<T>(micro_rows(), config.shape.dim)),
-          final(arena.take<T>(micro_rows(), config.shape.dim)), state(arena.take<StepState>(1, 1)),
+          final(arena.take<T>(micro_rows(), config.shape.dim)),
+          recompute(recompute_of(config.recompute)), state(arena.take<StepState>(1, 1)),
           context{device, matmul, arena, params.shape(), rope} {
+        const auto shared = BlockActs<T>::take_shared(arena, config.shape, micro_rows(), recompute);
         for (long l = 0; l < config.shape.layers; ++l)
-            acts.push_back(BlockActs<T>::take(arena, config.shape, micro_rows()));
+            acts.push_back(BlockActs<T>::take(arena, config.shape, micro_rows(), recompute, shared));
         long parts = 0;
         for (int u = 0; u < params.units(); ++u) parts += square_parts(params.unit_size(u));
         squares = arena.take<double>(1, parts);
-        fill_rope(device, rope, config.shape.rope_theta);
+        fill_rope(device, rope, rope_frequencies(config.shape));
     }
     long micro_rows() const { return config.batch * config.seq; }
     long micro_batches() const { return config.tokens_per_step / micro_rows(); }

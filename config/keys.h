@@ -15,11 +15,11 @@ inline constexpr double inf = HUGE_VAL;
 
 using Slot = std::variant<long*, double*, bool*, std::string*>;
 
-// What a value may be: an interval, or a list of words (and of words that are known but not built yet).
+// What a value may be: an interval, or a list of words.
 struct Domain {
     double least = -inf, most = inf;
     bool open_below = false, open_above = false;       // the end itself is excluded
-    std::vector<std::string> words = {}, later = {};
+    std::vector<std::string> words = {};
 };
 inline const Domain any{}, not_negative{0, 1e15}, count{1, 1 << 24}, positive{0, 1e15, true};
 inline const Domain below_one{0, 1, false, true};
@@ -46,12 +46,13 @@ inline std::vector<Key> model_keys(Config& c) {
     using enum Show;
     return {
         {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
-        {"family", &c.shape.family, {.words = built_families, .later = later_families}, shape, often, "kind of block"},
+        {"family", &c.shape.family, {.words = model_families}, shape, often, "kind of block"},
         {"layers", &c.shape.layers, count, shape, often, "blocks"},
         {"dim", &c.shape.dim, count, shape, often, "width of the residual stream"},
         {"heads", &c.shape.heads, count, shape, often, "query heads"},
         {"kv-heads", &c.shape.kv_heads, count, shape, seldom, "key and value heads; unset: heads"},
         {"head-dim", &c.shape.head_dim, count, shape, seldom, "width of a head; unset: dim / heads"},
+        {"window", &c.shape.window, not_negative, shape, seldom, "mistral: keys a query sees, with itself; 0: all"},
         {"ffn", &c.shape.ffn, count, shape, seldom, "inner width; unset: 4 dim, llama 8/3 dim rounded up to 64"},
         {"vocab", &c.shape.vocab, count, shape, seldom, "token ids; unset: the tokenizer's"},
         {"tied", &c.shape.tied, any, shape, seldom, "use the embedding as the head"},
@@ -136,6 +137,10 @@ inline Table table(Config& c) {
     const std::vector<Key> numbers = {
         {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train | eval | dump, Show::often,
          "weights, activations"},
+        {"recompute", &c.recompute, {.words = {"none", "selective", "full"}}, train, Show::seldom,
+         "rebuilt in the backward pass: nothing; norms and activations; whole blocks"},
+        {"master", &c.master, {.words = {"fp32", "none"}}, train, Show::seldom,
+         "weights of the optimizer; none, with bf16: no copy, stochastic rounding"},
         {"seed", &c.seed, {0, 9e18}, train | generate, Show::often, "of every random number"},
     };
     return {{"model", model_keys(c)}, {"data", data_keys(c)}, {"optimizer", optimizer_keys(c)},
@@ -153,8 +158,6 @@ struct Later { const char *name, *neutral, *help; };
 inline constexpr Later later_keys[] = {
     {"fp8", "off", "tensorwise, rowwise"},
     {"fp8-skip-ends", "false", "keep the first and last block out of FP8"},
-    {"recompute", "none", "selective, full: activations rebuilt in the backward pass"},
-    {"master", "fp32", "none: stochastic rounding instead"},
     {"moments", "fp32", "bf16"},
     {"ranks", "1", "threads or GPUs of this process"},
     {"shard", "none", "zero1, zero2, fsdp"},
@@ -249,7 +252,6 @@ inline void assign(const Key& k, const Given& g) {
             return *p || g.text == "false";
         } else if constexpr (std::is_same_v<T, std::string>) {
             *p = g.text;
-            if (std::count(d.later.begin(), d.later.end(), g.text)) throw Usage(g.subject + ": not built yet");
             return d.words.empty() || std::count(d.words.begin(), d.words.end(), g.text) > 0;
         } else {
             return read_number(g.text, *p) && inside(double(*p));

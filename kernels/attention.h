@@ -2,7 +2,8 @@
 // Copy with: device.h and what it names
 //   s = scale * q k^T,  p = softmax(s) over the keys that the query sees,  out = p v,  lse = log(sum exp(s))
 //   delta = sum(dout * out),  ds = p * (dout v^T - delta),  dv = p^T dout,  dk = scale * ds^T q,  dq = scale * ds k
-// N queries are the last N of M rows: query n is row own = M - N + n and sees key rows own - positions[n] .. own.
+// N queries are the last N of M rows: query n is row own = M - N + n and sees key rows own - positions[n] .. own; with
+// a window of w only the last w of them, itself included (Mistral).
 // H query heads of D columns; KV head h / (H / Hkv) serves query head h. Arithmetic and sums are Real<T>, no atomics:
 // the same bits every time, for every team. Other documents and the future have no effect at all, not even a NaN's.
 // The lanes of a tile product are queries in the forward pass, keys in the backward pass: so the maximum, the sum and
@@ -19,6 +20,9 @@ template <class T> struct AttentionInput {
     View<const int> documents;                         // (1, documents + 1): their first rows, then N
     long head_dim;                                     // D
     Real<T> scale;                                     // usually 1 / sqrt(D)
+    long window = 0;                                   // keys that a query sees at most, itself included; 0: all
+
+    BT_HD long reach() const { return window > 0 ? window : k.rows; }
 };
 template <class T> struct AttentionGrad { View<T> dq, dk, dv; };   // shapes like q, k, v; overwritten
 
@@ -130,7 +134,8 @@ __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInp
     for (long l = threadIdx.x; l < Q; l += blockDim.x) {
         top[l] = lowest<R>, sum[l] = R(0);
         own[l] = l < count ? int(own0 + l) : -1;
-        first[l] = l < count ? int(own0 + l) - in.positions.data[n0 + l] : 0;
+        const long back = l < count ? in.positions.data[n0 + l] : 0;
+        first[l] = l < count ? int(own0 + l - (back < in.reach() ? back : in.reach() - 1)) : 0;
     }
     __syncthreads();
     for (long k0 = first[0]; k0 < end; k0 += K) {
@@ -222,6 +227,7 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
     const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, group = in.q.cols / in.k.cols;
     const long N = in.q.rows, docs = in.documents.cols - 1, kv_head = blockIdx.x / docs, at = kv_head * D;
     const long begin = in.documents.data[blockIdx.x % docs], end = in.documents.data[blockIdx.x % docs + 1];
+    const int reach = int(in.reach());
     R *kt = shared_memory<R>(), *vt = kt + K * P, *k = vt + K * P, *dkt = k + K * P, *dvt = dkt + K * P;
     R *q = dvt + K * P, *dout = q + Q * P, *p = dout + Q * P, *ds = p + Q * K, *lse = ds + Q * K, *delta = lse + Q;
 
@@ -231,8 +237,9 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
         stage_rows(k, keys, K, R(1), Keep::finite);
         stage_columns(vt, HeadRows<T>{in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D}, K, R(1));
         for (long i = threadIdx.x; i < K * P; i += blockDim.x) dkt[i] = dvt[i] = R(0);
+        const long beyond = k0 + K - 1 + reach, stop = beyond < end ? beyond : end;   // no query from here sees a key
         for (long h = kv_head * group; h < (kv_head + 1) * group; ++h)
-            for (long q0 = k0; q0 < end; q0 += Q) {
+            for (long q0 = k0; q0 < stop; q0 += Q) {
                 const long count = end - q0 < Q ? end - q0 : Q;
                 // A row that is not finite must not reach keys that it does not see through 0 * NaN: so it is staged
                 // as 0 and arrives through its lse, which is NaN then (of q: already; of dout: set here).
@@ -249,13 +256,14 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
                 tile_product<lanes>(TileA<R>{q, P, 1}, TileB<R>{kt, K, K}, Q, visible, [&](long r, long c, const R* x) {
                     const int last = r < count ? int(q0 + r - k0 - c) : -1;
                     const R shift = r < count ? lse[r] : R(0);
-                    for (int l = 0; l < lanes; ++l) p[r * K + c + l] = l <= last ? fast_exp(x[l] - shift) : R(0);
+                    for (int l = 0; l < lanes; ++l)
+                        p[r * K + c + l] = l <= last && last - l < reach ? fast_exp(x[l] - shift) : R(0);
                 });
                 tile_product<lanes>(TileA<R>{dout, P, 1}, TileB<R>{vt, K, K}, Q, visible, [&](long r, long c, auto x) {
                     const int last = r < count ? int(q0 + r - k0 - c) : -1;
                     const R shift = r < count ? delta[r] : R(0);
                     for (int l = 0; l < lanes; ++l)
-                        ds[r * K + c + l] = l <= last ? p[r * K + c + l] * (x[l] - shift) : R(0);
+                        ds[r * K + c + l] = l <= last && last - l < reach ? p[r * K + c + l] * (x[l] - shift) : R(0);
                 });
                 __syncthreads();
                 const auto seers = [&](long, long c) { return Span{k0 + c > q0 ? k0 + c - q0 : 0, count}; };
@@ -265,7 +273,7 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
                 tile_product<lanes>(TileA<R>{q, 1, P}, TileB<R>{ds, K, K}, D, seers, [&](long r, long c, const R* x) {
                     for (long l = 0; l < lanes; ++l) dkt[r * K + c + l] += x[l];
                 });
-                const bool complete = k0 + K >= q0 + count;
+                const bool fresh = k0 == begin || q0 >= k0 + reach - 1, complete = k0 + K >= q0 + count;
                 tile_product<lanes>(TileA<R>{ds, K, 1}, TileB<R>{k, P, P}, count,
                     [&](long r, long) { const long last = q0 + r + 4 - k0; return Span{0, last < K ? last : K}; },
                     [&](long r, long c, const R* x) {
@@ -273,7 +281,7 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
                         R* const sums = b.sums + (h * N + q0 + r) * D + c;
                         T* const dq = b.g.dq.data + (q0 + r) * b.g.dq.stride + h * D + c;
                         const long n = D - c < lanes ? D - c : lanes;
-                        for (long l = 0; l < n; ++l) sums[l] = (k0 == begin ? R(0) : sums[l]) + x[l];
+                        for (long l = 0; l < n; ++l) sums[l] = (fresh ? R(0) : sums[l]) + x[l];
                         if (complete)
                             for (long l = 0; l < n; ++l) dq[l] = T(in.scale * sums[l]);
                     });
@@ -297,6 +305,7 @@ template <class T> void attention_check(const AttentionInput<T>& in, Where at = 
     require_equal(in.v.rows, in.k.rows, "attention: rows of v and k", at);
     require_equal(std::max(in.q.rows, in.k.rows), in.k.rows, "attention: at least as many keys as queries", at);
     require_equal(in.positions.cols, in.q.rows, "attention: one position a query", at);
+    require(in.window >= 0, "attention: a window of no negative size", at);
 }
 
 template <class T>

@@ -1,24 +1,23 @@
 // rope.h - rotary position embedding (Su et al. 2021), half-split as in Hugging Face's Llama.
 // Copy with: device.h and what it names
-// Channels i and i + D/2 of a head, as a point in the plane, turn by position * theta^(-2i/D). In place on
-// (N, heads * D); the backward pass turns by the opposite angle. The table is made in double and stored as Real<T>, so
-// that position 257 differs from 256 whatever the type of the model.
+// Channels i and i + D/2 of a head, as a point in the plane, turn by position * f_i; f_i = theta^(-2i/D), or scaled for
+// long contexts. In place on (N, heads * D); the backward pass turns by the opposite angle. The table is made in double
+// and stored as Real<T>, so that position 257 differs from 256 whatever the type of the model.
 #pragma once
 #include "device.h"
 #include <vector>
 
 namespace baretrain {
 
-// (T, D) on the host: row t holds cos(t * f_i), i < D/2, then sin(t * f_i), with f_i = theta^(-2i/D).
-inline std::vector<double> rope_table(long T, long D, double theta) {
-    std::vector<double> table(size_t(T) * size_t(D));
-    for (long i = 0; i < D / 2; ++i) {
-        const double frequency = std::pow(theta, -2.0 * double(i) / double(D));
-        for (long t = 0; t < T; ++t) {
-            table[size_t(t * D + i)] = std::cos(double(t) * frequency);
-            table[size_t(t * D + D / 2 + i)] = std::sin(double(t) * frequency);
+// (T, D) on the host: row t holds cos(t * f_i), i < D/2, then sin(t * f_i). frequencies: f_i, D/2 of them.
+inline std::vector<double> rope_table(long T, const std::vector<double>& frequencies) {
+    const size_t half = frequencies.size();
+    std::vector<double> table(size_t(T) * 2 * half);
+    for (size_t t = 0; t < size_t(T); ++t)
+        for (size_t i = 0; i < half; ++i) {
+            table[t * 2 * half + i] = std::cos(double(t) * frequencies[i]);
+            table[t * 2 * half + half + i] = std::sin(double(t) * frequencies[i]);
         }
-    }
     return table;
 }
 

@@ -10,6 +10,7 @@ namespace {
 struct Shape {
     std::vector<long> documents;                       // lengths, of the queries
     long H, Hkv, D, cached = 0;                        // cached: rows of one earlier document's beginning, keys only
+    long window = 0;
     long N() const { long n = 0; for (long d : documents) n += d; return n; }
     long M() const { return N() + cached; }
     long width() const { return (H + 2 * Hkv) * D; }
@@ -18,6 +19,9 @@ struct Shape {
         for (size_t d = 0; d < documents.size(); ++d)
             for (long i = 0; i < documents[d]; ++i) p.push_back(int(i + (d == 0 ? cached : 0)));
         return p;
+    }
+    long first_key(long own, int position) const {
+        return window > 0 && window <= position ? own - window + 1 : own - position;
     }
     std::vector<int> starts() const {
         std::vector<int> s{0};
@@ -38,7 +42,8 @@ Result plain_forward(const Shape& s, const Numbers& qkv, double scale) {
             const long own = s.cached + n, kv = s.H * s.D + h / (s.H / s.Hkv) * s.D;
             Numbers score;
             double top = -INFINITY, sum = 0;
-            for (long m = own - positions[size_t(n)]; m <= own; ++m) {
+            const long first = s.first_key(own, positions[size_t(n)]);
+            for (long m = first; m <= own; ++m) {
                 double dot = 0;
                 for (long d = 0; d < s.D; ++d) dot += at(own, h * s.D + d) * at(m, kv + d);
                 score.push_back(dot * scale), top = std::max(top, score.back());
@@ -48,7 +53,7 @@ Result plain_forward(const Shape& s, const Numbers& qkv, double scale) {
             for (size_t j = 0; j < score.size(); ++j)
                 for (long d = 0; d < s.D; ++d)
                     r.out[size_t((n * s.H + h) * s.D + d)] += std::exp(score[j] - top) / sum *
-                        at(own - positions[size_t(n)] + long(j), kv + s.Hkv * s.D + d);
+                        at(first + long(j), kv + s.Hkv * s.D + d);
         }
     return r;
 }
@@ -64,7 +69,7 @@ void plain_backward(const Shape& s, Result& r, const Numbers& qkv, const Numbers
             double delta = 0;
             const size_t head = size_t((n * s.H + h) * s.D);
             for (long d = 0; d < s.D; ++d) delta += dout[head + size_t(d)] * r.out[head + size_t(d)];
-            for (long m = n - positions[size_t(n)]; m <= n; ++m) {
+            for (long m = s.first_key(n, positions[size_t(n)]); m <= n; ++m) {
                 double score = 0, dp = 0;
                 for (long d = 0; d < s.D; ++d) {
                     score += qkv[at(n, h * s.D + d)] * qkv[at(m, kv + d)] * scale;
@@ -93,7 +98,7 @@ template <class T> Result run(Device& d, const Shape& s, const Numbers& qkv, con
     const Tensor<int> documents(1, long(starts.size()), Numbers(starts.begin(), starts.end()));
     const View<const T> in = x.in();
     const AttentionInput<T> input{in.col_range(0, qd).row_range(s.cached, N), in.col_range(qd, kd),
-                                  in.col_range(qd + kd, kd), positions.in(), documents.in(), s.D, Real<T>(scale)};
+                                  in.col_range(qd + kd, kd), positions.in(), documents.in(), s.D, Real<T>(scale), s.window};
     attention_forward<T>(d, out, lse, input);
     Result r{out.get(), lse.get(), {}};
     if (s.cached == 0) {
@@ -112,7 +117,7 @@ Numbers columns(const Numbers& x, long width, long first, long n) {
     return y;
 }
 template <class T> void compare(Device& d, const Shape& s) {
-    INFO("N ", s.N(), ", cached ", s.cached, ", H ", s.H, ", Hkv ", s.Hkv, ", D ", s.D);
+    INFO("N ", s.N(), ", cached ", s.cached, ", H ", s.H, ", Hkv ", s.Hkv, ", D ", s.D, ", window ", s.window);
     const double scale = double(Real<T>(1.7 / std::sqrt(double(s.D)))), tol = tolerance<T>();
     const Numbers qkv = noise<T>(s.M() * s.width(), 1), dout = noise<T>(s.N() * s.H * s.D, 2);
     const Result got = run<T>(d, s, qkv, dout, scale);
@@ -124,7 +129,7 @@ template <class T> void compare(Device& d, const Shape& s) {
     plain_backward(s, truth, qkv, dout, scale);
     const long qd = s.H * s.D, kd = s.Hkv * s.D;
     CHECK(relative_error(truth.dqkv, got.dqkv) < 2 * tol);
-    if (s.N() == 1) return;                            // one key: dq and dk are 0 but for rounding
+    if (s.N() == 1 || s.window == 1) return;           // one key: dq and dk are 0 but for rounding
     const auto agree = [&](long first, long n) {
         const Numbers a = columns(truth.dqkv, s.width(), first, n), b = columns(got.dqkv, s.width(), first, n);
         CHECK(relative_error(a, b) < 2 * tol);
@@ -158,6 +163,34 @@ TEST_CASE_TEMPLATE("the last queries of a longer row of keys see all of it: deco
             for (long N : {1, 8, 9, 40}) compare<T>(d, {{N}, 4, 2, 8, cached});
         compare<T>(d, {{2, 7}, 2, 1, 8, 70});          // the second document begins behind the cache
         compare<T>(d, {{1}, 2, 1, 256, 5});
+    });
+}
+
+TEST_CASE_TEMPLATE("with a sliding window outputs and gradients agree with a plain loop", T, float, bf16, double) {
+    for_each_block_size([](Device& d) {
+        for (long window : {1, 2, 7, 31, 32, 33, 64, 65, 66, 129, 200}) {
+            compare<T>(d, {{fibers ? 70 : 140}, 2, 1, 8, 0, window});
+            compare<T>(d, {{3, 5, 40, 37}, 4, 2, 4, 0, window});
+            for (long N : {1, 9}) compare<T>(d, {{N}, 2, 1, 4, 70, window});
+        }
+    });
+}
+
+// Values are one-hot by key row, scores are equal: out[n] lists the keys that n sees, each with the same weight.
+TEST_CASE("E10: a window of w attends to exactly w keys, itself included") {
+    for_each_block_size([](Device& d) {
+        for (const long window : {1, 2, 5, 6, 7}) {
+            const Shape s{{6}, 1, 1, 6, 0, window};
+            Numbers qkv(size_t(6 * s.width()));
+            for (long n = 0; n < 6; ++n) qkv[size_t(n * s.width() + 12 + n)] = 1;
+            const Numbers out = run<double>(d, s, qkv, Numbers(36), 1).out;
+            for (long n = 0; n < 6; ++n)
+                for (long m = 0; m < 6; ++m) {
+                    CAPTURE(window); CAPTURE(n); CAPTURE(m);
+                    const bool seen = m <= n && m > n - window;
+                    CHECK(out[size_t(n * 6 + m)] == doctest::Approx(seen ? 1.0 / double(std::min(n + 1, window)) : 0));
+                }
+        }
     });
 }
 

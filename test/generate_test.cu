@@ -16,8 +16,8 @@ ModelShape shape_of(const std::string& family, long vocab = 19) {
     if (family == "gpt2")
         return {.family = "gpt2", .layers = 2, .dim = 12, .heads = 3, .kv_heads = 3, .head_dim = 4, .ffn = 20,
                 .vocab = vocab, .seq = 80, .tied = false};
-    return {.family = "llama", .layers = 2, .dim = 12, .heads = 6, .kv_heads = 2, .head_dim = 4, .ffn = 14,
-            .vocab = vocab, .seq = 80, .tied = true, .rope_theta = 50.0};
+    return {.family = family, .layers = 2, .dim = 12, .heads = 6, .kv_heads = 2, .head_dim = 4, .ffn = 14,
+            .vocab = vocab, .seq = 80, .tied = true, .rope_theta = 50.0, .window = family == "mistral" ? 4 : 0};
 }
 
 // A model with noise for weights that the reference has too.
@@ -35,7 +35,7 @@ template <class T> struct Model {
     explicit Model(const ModelShape& s)
         : shape(s), params(shape), rope(arena.take<Real<T>>(shape.rotary() ? shape.seq : 0, shape.head_dim)),
           context{device, matmul, arena, shape, rope}, truth{shape, {}} {
-        fill_rope(device, rope, shape.rope_theta);
+        fill_rope(device, rope, rope_frequencies(shape));
         int which = 0;
         for (const Param& p : params.rows()) {
             Numbers values = noise<float>(p.count(), which++);
@@ -47,7 +47,8 @@ template <class T> struct Model {
         for (const Param& p : params.rows())
             if (p.name == name) {
                 REQUIRE(long(values.size()) == p.count());
-                std::copy(values.begin(), values.end(), weights.owned(p.unit).data + p.offset);
+                std::transform(values.begin(), values.end(), weights.owned(p.unit).data + p.offset,
+                               [](double v) { return T(float(v)); });
             }
         truth.w[name] = values;
     }
@@ -83,7 +84,7 @@ const std::vector<int> prompt = {3, 1, 4, 1, 5};
 const Sampling greedy{.temperature = 0}, sampled{.temperature = 0.9, .top_k = 12, .top_p = 0.95, .seed = 5, .step = 2};
 
 template <class T> void check_cached(long longest, long tokens, const std::vector<int>& from = prompt) {
-    for (const char* family : {"gpt2", "llama"})
+    for (const std::string& family : model_families)
         for (const Sampling& how : {greedy, sampled}) {
             CAPTURE(family);
             CAPTURE(how.temperature);
@@ -110,9 +111,10 @@ std::vector<double> logs(const std::vector<double>& p, double shift = 0) {
 
 TEST_SUITE("generate") {
 
-TEST_CASE("64 tokens with a cache are the 64 tokens without, and those of the independent model") {
+TEST_CASE("J3: 64 tokens with a cache are the 64 tokens without, and those of the independent model") {
     check_cached<double>(80, 64);
     check_cached<float>(80, 64);
+    check_cached<bf16>(80, 64);
 }
 
 TEST_CASE("a context that is full goes on from its later half") {
@@ -130,7 +132,7 @@ TEST_CASE("a prompt longer than the cache is cut to its later half, and a cache 
 }
 
 TEST_CASE("however a context is fed, piece by piece or whole, its logits are those of the independent model") {
-    for (const char* family : {"gpt2", "llama"}) {
+    for (const std::string& family : model_families) {
         CAPTURE(family);
         Model<double> m(shape_of(family));
         std::vector<int> ids;

@@ -101,7 +101,7 @@ template <class T> void check_gradients_of(double bound) {
         Model<T> m(shape, {16, 1, 2});
         const std::vector<Rows> micros = {make_rows({9, 7}, 1, 3), make_rows({7, 1, 8}, 2, 5)};
         gradients(exact.t, micros, trained(micros)), gradients(m.t, micros, trained(micros));
-        check_same(exact.grads(), m.grads(), bound);
+        check_same(exact.grads(), m.grads(), shape.qk_norm() ? 1.5 * bound : bound);   // q and k are rounded once more
     }
 }
 TEST_CASE("the gradients in float are those in double, rounded") { check_gradients_of<float>(3e-5); }
@@ -321,6 +321,30 @@ TEST_CASE("the dry run asks for exactly what the step, an evaluation and a sampl
 }
 
 // One step, small: threads that wait for each other are slow on a busy machine.
+// The kernels that rebuild get the inputs of those that first built, so not one bit may differ.
+template <class T> void check_recompute() {
+    for (const ModelShape& shape : all_shapes()) {
+        CAPTURE(shape.family);
+        const std::vector<Rows> micros = {make_rows({9, 7}, 1, 3), make_rows({7, 1, 8}, 2, 5)};
+        Model<T> none(shape, {16, 1, 2});
+        const StepResult plain = train_step(none.t, micros);
+        size_t planned = none.planned;
+        for (const char* how : {"selective", "full"}) {
+            CAPTURE(how);
+            Model<T> m(shape, {16, 1, 2}, 1, how);
+            const StepResult r = train_step(m.t, micros);
+            CHECK(r.loss == plain.loss);
+            CHECK(r.grad_norm == plain.grad_norm);
+            CHECK(m.grads() == none.grads());
+            CHECK(m.bytes() == none.bytes());
+            CHECK(m.planned < planned);
+            planned = m.planned;
+        }
+    }
+}
+TEST_CASE("gradients are the same bits whatever is recomputed, and memory shrinks: float") { check_recompute<float>(); }
+TEST_CASE("gradients are the same bits whatever is recomputed, and memory shrinks: bf16") { check_recompute<bf16>(); }
+
 TEST_CASE("the same command gives the same bits, and a team of two those of one") {
     const auto run = [&](auto type, const char* family, int team) {
         Model<decltype(type)> m(shape_of(family, false), {7, 4, 1}, team);

@@ -30,7 +30,7 @@ double error_of(const std::function<void(View<double> dx)>& wrong, double input 
 
 // A "model" whose loss is half the sum of squares of all parameters, so that the gradient is the weight itself.
 struct Squares {
-    Params params{gradcheck_models()[2]};
+    Params params{gradcheck_models()[1]};
     Arena arena{size_t(1) << 20};
     WholeWeights<double> weights{arena, params};
     WholeGrads<double> grads{arena, params};
@@ -67,11 +67,14 @@ TEST_CASE("the gradient of every operation is its slope, for every one of its in
         what.insert(row.what);
     }
     const std::string attention = "attention, 4 heads on 2, two documents: ";
+    const std::string sliding = "attention, 4 heads on 2, two documents, window of 2: ";
+    const std::string heads = "RMSNorm of each head, in place: ";
     CHECK(what == std::set<std::string>{
         "linear (in, out): x", "linear (in, out): weight", "linear (in, out): bias",
         "linear (out, in): x", "linear (out, in): weight", "linear (out, in): bias",
         "LayerNorm: x", "LayerNorm: weight", "LayerNorm: bias", "RMSNorm: x", "RMSNorm: weight", "RoPE: x",
-        attention + "q", attention + "k", attention + "v", "GELU: x", "SwiGLU: x", "embedding: tokens",
+        attention + "q", attention + "k", attention + "v", sliding + "q", sliding + "k", sliding + "v", heads + "x",
+        heads + "weight", "GELU: x", "SwiGLU: x", "embedding: tokens",
         "embedding: positions", "log-probabilities, one target ignored: logits", "cross-entropy, fused: logits"});
 }
 
@@ -122,16 +125,20 @@ TEST_CASE("of a whole model the worst tensor is named, with its error") {
     }
 }
 
-TEST_CASE("the whole models are both families, tied and not, with grouped heads of a size of their own") {
+TEST_CASE("the whole models are all families, tied and not, with grouped heads of a size of their own and every option") {
     std::set<std::pair<std::string, bool>> kinds;
+    int options = 0;
     for (const ModelShape& s : gradcheck_models()) {
         check_shape(s);
         kinds.insert({s.family, s.tied});
         CHECK(s.layers >= 2);
-        if (s.family == "llama") CHECK(s.kv_heads < s.heads);
-        if (s.family == "llama") CHECK(s.heads * s.head_dim != s.dim);
+        if (s.family != "gpt2") CHECK(s.kv_heads < s.heads);
+        if (s.family != "gpt2") CHECK(s.heads * s.head_dim != s.dim);
+        if (s.family == "mistral") CHECK((s.window > 1 && s.window < s.seq));
+        options += s.attention_bias + s.mlp_bias + (s.scaling.factor > 1);
     }
-    CHECK(kinds.size() == 4);
+    CHECK(kinds.size() == 2 * model_families.size());
+    CHECK(options == 6);
 }
 
 }  // TEST_SUITE

@@ -9,16 +9,26 @@
 
 namespace baretrain::test {
 
-// Both families, tied and not. Heads of Llama are grouped and have a size of their own; no two sizes are equal.
+// Each family, tied and not. Heads are grouped and have a size of their own; no two sizes are equal.
 inline ModelShape shape_of(const std::string& family, bool tied) {
     if (family == "gpt2")
         return {.family = "gpt2", .layers = 2, .dim = 12, .heads = 3, .kv_heads = 3, .head_dim = 4, .ffn = 20,
                 .vocab = 17, .seq = 16, .tied = tied};
-    return {.family = "llama", .layers = 2, .dim = 12, .heads = 6, .kv_heads = 2, .head_dim = 4, .ffn = 14, .vocab = 17,
-            .seq = 16, .tied = tied, .rope_theta = 50.0};
+    return {.family = family, .layers = 2, .dim = 12, .heads = 6, .kv_heads = 2, .head_dim = 4, .ffn = 14, .vocab = 17,
+            .seq = 16, .tied = tied, .rope_theta = 50.0, .window = family == "mistral" ? 3 : 0};
+}
+// Llama with everything that its config.json can switch on.
+inline ModelShape llama_options(bool tied) {
+    ModelShape s = shape_of("llama", tied);
+    s.attention_bias = s.mlp_bias = true;
+    s.scaling = {4, 1, 3, 20};
+    return s;
 }
 inline std::vector<ModelShape> all_shapes() {
-    return {shape_of("gpt2", true), shape_of("gpt2", false), shape_of("llama", true), shape_of("llama", false)};
+    std::vector<ModelShape> all = {llama_options(true), llama_options(false)};
+    for (const std::string& family : model_families)
+        for (bool tied : {true, false}) all.push_back(shape_of(family, tied));
+    return all;
 }
 
 struct Sizes { long seq, batch, micros; };
@@ -33,8 +43,8 @@ template <class T> struct Model {
     Trainer<T> t;
     Reference truth;
 
-    Model(const ModelShape& shape, Sizes z, int team = 1)
-        : config(config_of(shape, z)), params(shape), planned(planned_bytes<T>(config, params)), arena(planned),
+    Model(const ModelShape& shape, Sizes z, int team = 1, const std::string& recompute = "none")
+        : config(config_of(shape, z, recompute)), params(shape), planned(planned_bytes<T>(config, params)), arena(planned),
           t(config, params, arena), truth{shape, {}} {
         t.device.team = team;
         int which = 0;
@@ -44,8 +54,9 @@ template <class T> struct Model {
         }
         set(truth.w);
     }
-    static Config config_of(const ModelShape& shape, Sizes z) {
+    static Config config_of(const ModelShape& shape, Sizes z, const std::string& recompute) {
         Config c;
+        c.recompute = recompute;
         c.shape = shape, c.seq = z.seq, c.batch = z.batch, c.tokens_per_step = z.seq * z.batch * z.micros;
         c.lr = 0.01, c.warmup = 0, c.steps = 10, c.clip = 0.5, c.weight_decay = 0.25;
         return c;

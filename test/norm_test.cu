@@ -67,7 +67,7 @@ TEST_CASE_TEMPLATE("forward, statistics and dx equal the fp64 loop; dx is added 
                 norm_forward<T>(d, y, stats, tx.in(), weights(kind, tw, tb, eps));
                 CHECK(relative_error(truth.y, y.get()) <= tolerance<T>());
                 CHECK(relative_error(truth.stats, stats.get()) <= tolerance<Real<T>>());
-                norm_backward_input<T>(d, dx, tdy.in(), tx.in(), stats.in(), weights(kind, tw, tb, eps));
+                norm_backward_input<T>(d, {dx}, tdy.in(), tx.in(), stats.in(), weights(kind, tw, tb, eps));
                 CHECK(relative_error(sum(before, truth.dx), dx.get()) <= tolerance<T>());
                 y.check_guard(), stats.check_guard(), dx.check_guard();
             });
@@ -85,7 +85,7 @@ TEST_CASE_TEMPLATE("weight gradients equal the fp64 loop on both sides of a part
                     const Tensor<T> tx(N, C, x), tdy(N, C, dy);
                     const Tensor<R> stats(N, 2, truth.stats);
                     const Numbers old_w = noise<R>(C, 6), old_b = noise<R>(C, 7);
-                    const long P = 2 * norm_parts(N);
+                    const long P = 2 * column_sum_parts(N);
                     Tensor<R> dw(1, C, old_w), db(1, C, old_b), parts(P, C, noise<R>(P * C, 8));
                     const View<R> bias = kind == Kind::layernorm ? db.v : View<R>();
                     norm_backward_weight<T>(d, {dw, bias, Write::add}, tdy.in(), tx.in(), stats.in(), parts);
@@ -96,6 +96,27 @@ TEST_CASE_TEMPLATE("weight gradients equal the fp64 loop on both sides of a part
                     else CHECK(db.get() == old_b);
                     dw.check_guard(), db.check_guard(), parts.check_guard();
                 });
+}
+
+// Three heads a row, with gaps behind the rows: as if each head were a row of its own; dx takes the place of dy.
+TEST_CASE_TEMPLATE("the heads of a row are normalised on their own, in place, and share the weights", T, float, bf16, double) {
+    using R = Real<T>;
+    const long N = 13, H = 3, D = 12;
+    for_each_block_size([&](Device& d) {
+        const Numbers x = noise<T>(N * H * D, 1), w = noise<T>(D, 2), dy = noise<T>(N * H * D, 4);
+        const Truth truth = norm_truth(Kind::rmsnorm, x, w, w, dy, 1e-5);
+        const Tensor<T> tx(N, H * D, x, H * D + 5), tw(1, D, w);
+        Tensor<T> y(N, H * D, x, H * D + 7), dx(N, H * D, dy, H * D + 2);
+        Tensor<R> stats(N, 2 * H), dw(1, D), parts(2 * column_sum_parts(N * H), D);
+        const NormWeights<T> n{tw.in(), {}, R(1e-5)};
+        norm_forward<T>(d, y, stats, y.in(), n);
+        CHECK(relative_error(truth.y, y.get()) <= tolerance<T>());
+        norm_backward_weight<T>(d, {dw, {}, Write::over}, dx.in(), tx.in(), stats.in(), parts);
+        CHECK(relative_error(truth.dw, dw.get()) <= 2 * tolerance<R>());
+        norm_backward_input<T>(d, {dx, Write::over}, dx.in(), tx.in(), stats.in(), n);
+        CHECK(relative_error(truth.dx, dx.get()) <= tolerance<T>());
+        y.check_guard(), stats.check_guard(), dx.check_guard();
+    });
 }
 
 TEST_CASE("db is added to when asked") {
@@ -149,7 +170,7 @@ TEST_CASE("gradients equal finite differences, also where a gain is exactly 0") 
         const Numbers want_x = slope(tx, x), want_w = slope(tw, w), want_b = slope(tb, b);
         loss();
         Tensor<double> dx(N, C, Numbers(size_t(N * C), 0)), dw(1, C), db(1, C), parts(2, C);
-        norm_backward_input<double>(d, dx, tdy.in(), tx.in(), stats.in(), n);
+        norm_backward_input<double>(d, {dx}, tdy.in(), tx.in(), stats.in(), n);
         const View<double> bias = kind == Kind::layernorm ? db.v : View<double>();
         norm_backward_weight<double>(d, {dw, bias, Write::over}, tdy.in(), tx.in(), stats.in(), parts);
         CHECK(relative_error(want_x, dx.get()) < 1e-8);
@@ -186,8 +207,8 @@ TEST_CASE_TEMPLATE("a NaN stays in its row, and fills it", T, float, bf16, doubl
             Tensor<Real<T>> want_stats(N, 2), stats(N, 2);
             norm_forward<T>(d, want, want_stats, clean.in(), weights(kind, tw, tw, 1e-5));
             norm_forward<T>(d, y, stats, tx.in(), weights(kind, tw, tw, 1e-5));
-            norm_backward_input<T>(d, want_dx, clean.in(), clean.in(), want_stats.in(), weights(kind, tw, tw, 1e-5));
-            norm_backward_input<T>(d, dx, clean.in(), tx.in(), stats.in(), weights(kind, tw, tw, 1e-5));
+            norm_backward_input<T>(d, {want_dx}, clean.in(), clean.in(), want_stats.in(), weights(kind, tw, tw, 1e-5));
+            norm_backward_input<T>(d, {dx}, clean.in(), tx.in(), stats.in(), weights(kind, tw, tw, 1e-5));
             const Numbers a = want.get(), b = y.get(), da = want_dx.get(), db = dx.get();
             long wrong = 0;
             for (long i = 0; i < N * C; ++i)

@@ -1,8 +1,9 @@
-// reference.h - both families once more, in plain fp64 loops straight from the formulas: the truth for model tests.
+// reference.h - every family once more, in plain fp64 loops straight from the formulas: the truth for model tests.
 // Copy with: shape.h and what it names
 // One document at a time, forward only, no batches, no caches, no code of the model. Weights by Hugging Face's names.
 #pragma once
 #include "shape.h"
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
@@ -16,11 +17,11 @@ struct Reference {
     std::map<std::string, Row> w;                      // as stored
     bool gpt2() const { return s.family == "gpt2"; }
 
-    // y = x W^T + b; GPT-2 stores W as (in, out) and has b, Llama as (out, in) without.
+    // y = x W^T + b where there is a b; GPT-2 stores W as (in, out), the others as (out, in).
     Row linear(const std::string& name, const Row& x) const {
         const Row& m = w.at(name + ".weight");
         const size_t I = x.size(), O = m.size() / I;
-        Row y = gpt2() ? w.at(name + ".bias") : Row(O);
+        Row y = w.count(name + ".bias") ? w.at(name + ".bias") : Row(O);
         for (size_t o = 0; o < O; ++o)
             for (size_t i = 0; i < I; ++i) y[o] += x[i] * (gpt2() ? m[i * O + o] : m[o * I + i]);
         return y;
@@ -38,12 +39,28 @@ struct Reference {
         }
         return y;
     }
+    // Each head of a row through a norm of its own.
+    void norm_heads(const std::string& name, Row& x) const {
+        const long D = s.head_dim;
+        for (auto h = x.begin(); h != x.end(); h += D) std::ranges::copy(norm(name, Row(h, h + D)), h);
+    }
+    // The llama3 rule, by wavelengths, as published.
+    double frequency(double f) const {
+        const RopeScaling& r = s.scaling;
+        if (r.factor == 0) return f;
+        const double wavelength = 2 * M_PI / f, longest = double(r.original) / r.low;
+        const double shortest = double(r.original) / r.high;
+        if (wavelength < shortest) return f;
+        if (wavelength > longest) return f / r.factor;
+        const double smooth = (double(r.original) / wavelength - r.low) / (r.high - r.low);
+        return (1 - smooth) * f / r.factor + smooth * f;
+    }
     // Half-split rotation of each head of a row: channel i pairs with i + D/2.
     void rotate(Row& x, long position) const {
         const size_t D = size_t(s.head_dim), half = D / 2;
         for (size_t h = 0; h < x.size() / D; ++h)
             for (size_t i = 0; i < half; ++i) {
-                const double angle = double(position) * std::pow(s.rope_theta, -2.0 * double(i) / double(D));
+                const double angle = double(position) * frequency(std::pow(s.rope_theta, -2.0 * double(i) / double(D)));
                 double &a = x[h * D + i], &b = x[h * D + i + half];
                 const double u = a * std::cos(angle) - b * std::sin(angle);
                 b = b * std::cos(angle) + a * std::sin(angle);
@@ -61,12 +78,13 @@ struct Reference {
             const size_t mine = h * D, theirs = h / share * D;
             Row p(n + 1);
             double sum = 0;
-            for (size_t j = 0; j <= n; ++j) {
+            const size_t from = s.window > 0 && n + 1 > size_t(s.window) ? n + 1 - size_t(s.window) : 0;
+            for (size_t j = from; j <= n; ++j) {
                 double score = 0;
                 for (size_t d = 0; d < D; ++d) score += q[mine + d] * k[j][theirs + d];
                 sum += p[j] = std::exp(score / std::sqrt(double(D)));
             }
-            for (size_t j = 0; j <= n; ++j)
+            for (size_t j = from; j <= n; ++j)
                 for (size_t d = 0; d < D; ++d) out[mine + d] += p[j] / sum * v[j][theirs + d];
         }
         return out;
@@ -96,6 +114,8 @@ struct Reference {
             } else {
                 q.push_back(linear(block + "self_attn.q_proj", y)), k.push_back(linear(block + "self_attn.k_proj", y));
                 v.push_back(linear(block + "self_attn.v_proj", y));
+                if (s.family == "qwen3")
+                    norm_heads(block + "self_attn.q_norm", q[n]), norm_heads(block + "self_attn.k_norm", k[n]);
                 rotate(q[n], long(n)), rotate(k[n], long(n));
             }
         }

@@ -22,8 +22,13 @@ Numbers rotated(Numbers x, const std::vector<int>& positions, size_t D, double t
     return x;
 }
 
+std::vector<double> plain_frequencies(long D, double theta) {
+    std::vector<double> f;
+    for (long i = 0; i < D / 2; ++i) f.push_back(std::pow(theta, -2.0 * double(i) / double(D)));
+    return f;
+}
 template <class T> Tensor<Real<T>> table_of(long rows, long D, double theta) {
-    return Tensor<Real<T>>(rows, D, rope_table(rows, D, theta));
+    return Tensor<Real<T>>(rows, D, rope_table(rows, plain_frequencies(D, theta)));
 }
 
 const std::vector<int> some_positions{0, 1, 7, 63, 7};

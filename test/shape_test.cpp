@@ -2,6 +2,7 @@
 #include "shape.h"
 #include "device/error.h"
 #include <doctest/doctest.h>
+#include <map>
 
 using namespace baretrain;
 
@@ -45,13 +46,6 @@ const std::string llama_json = R"({"model_type": "llama", "hidden_size": 64, "nu
 }  // namespace
 
 TEST_SUITE("shape") {
-
-TEST_CASE("the GPT-2 presets have the published numbers of parameters") {
-    CHECK(preset("gpt2-124m").parameters() == 124'439'808);
-    CHECK(preset("gpt2-355m").parameters() == 354'823'168);
-    CHECK(preset("gpt2-774m").parameters() == 774'030'080);
-    CHECK(preset("gpt2-1558m").parameters() == 1'557'611'200);
-}
 
 TEST_CASE("parameters are the sum of the tensors, with each width a number of its own") {
     // Embedding, then per block two norms, q, k, v, o, gate, up, down, then the last norm.
@@ -101,8 +95,6 @@ TEST_CASE("each rule is refused in one line, and the shape beside it is not") {
     CHECK(refusal(s) == "accepted");
     s.vocab = -1;
     CHECK(refusal(s).starts_with("vocab -1:"));
-    s.family = "qwen2";
-    CHECK(refusal(s) == "family qwen2: not built yet; gpt2 and llama are");
     s.family = "lama";
     CHECK(refusal(s) == "family lama: unknown; the nearest is llama");
     s = llama(2, 64, 4);
@@ -111,6 +103,16 @@ TEST_CASE("each rule is refused in one line, and the shape beside it is not") {
     s = llama(2, 64, 4);
     s.rope_theta = 0.0 / s.norm_eps;
     CHECK(refusal(s).starts_with("rope_theta"));
+    s = llama(2, 64, 4);
+    s.window = 8;
+    CHECK(refusal(s) == "window 8: only mistral has a sliding window");
+    s.family = "mistral";
+    CHECK(refusal(s) == "accepted");
+    s.attention_bias = true;
+    CHECK(refusal(s) == "attention_bias: an option of llama and qwen3, not of mistral");
+    s = llama(2, 64, 4);
+    s.scaling = {8, 4, 4, 8192};
+    CHECK(refusal(s).starts_with("rope scaling: expected"));
 }
 
 TEST_CASE("a head fits the attention kernel, and no matrix has one row, which would be a vector") {
@@ -120,12 +122,12 @@ TEST_CASE("a head fits the attention kernel, and no matrix has one row, which wo
     CHECK(refusal(s) == "head-dim 258: expected 1 to 256, which is what the attention kernel can hold");
     CHECK(refusal(gpt2(1, 514, 2)).starts_with("head-dim 257: expected 1 to 256"));
     for (long ModelShape::*size : {&ModelShape::dim, &ModelShape::ffn, &ModelShape::vocab, &ModelShape::seq})
-        for (const std::string& family : built_families) {
+        for (const std::string& family : model_families) {
             s = {.family = family, .layers = 1, .dim = 2, .heads = 1, .kv_heads = 1, .head_dim = 2, .ffn = 2,
                  .vocab = 2, .seq = 2};
             CHECK(refusal(s) == "accepted");
             s.*size = 1;
-            CHECK((refusal(s) == "accepted") == (family == "llama" && size == &ModelShape::seq));
+            CHECK((refusal(s) == "accepted") == (family != "gpt2" && size == &ModelShape::seq));
         }
 }
 
@@ -140,7 +142,6 @@ TEST_CASE("the largest shape that is accepted has a parameter count that fits in
 TEST_CASE("every preset obeys the rules, and an unknown one names its neighbour") {
     for (const std::string& name : preset_names()) CHECK(refusal(preset(name)) == "accepted");
     CHECK_THROWS_WITH(preset("gpt2-124"), "gpt2-124: no such preset; the nearest is gpt2-124m");
-    CHECK_THROWS_WITH(preset("llama3-1b"), "llama3-1b: not built yet: it needs the llama3 scaling of rotary positions");
     CHECK(nearest("stes", {"seed", "steps", "tests"}) == "steps");
     CHECK(nearest("x", {}) == "");
 }
@@ -153,8 +154,45 @@ TEST_CASE("a shape survives the way through config.json") {
     ModelShape grouped = llama(2, 64, 4, 2, 32);
     grouped.rope_theta = 500000;
     grouped.tied = false;
-    for (const ModelShape& s : {gpt2(2, 64, 4), wide, llama(2, 64, 4), grouped, preset("gpt2-1558m")})
-        CHECK(from_hf_config(to_hf_config(s, "float32", 256), "here") == s);
+    std::vector<ModelShape> shapes = {gpt2(2, 64, 4), wide, llama(2, 64, 4), grouped};
+    grouped.attention_bias = grouped.mlp_bias = true;
+    shapes.push_back(grouped);
+    for (const std::string& name : preset_names()) shapes.push_back(preset(name));
+    for (const ModelShape& s : shapes) CHECK(from_hf_config(to_hf_config(s, "float32", 256), "here") == s);
+}
+
+// Parameter counts as published with the models.
+TEST_CASE("presets have the published number of parameters") {
+    const std::map<std::string, long> published = {
+        {"gpt2-124m", 124439808}, {"gpt2-355m", 354823168}, {"gpt2-774m", 774030080}, {"gpt2-1558m", 1557611200},
+        {"llama3-1b", 1235814400}, {"llama3-3b", 3212749824}, {"llama3-8b", 8030261248},
+        {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-7b", 7615616512},
+        {"qwen3-0.6b", 596049920}, {"qwen3-1.7b", 1720574976}, {"qwen3-8b", 8190735360}, {"mistral-7b", 7241732096}};
+    for (const auto& [name, count] : published) CHECK_MESSAGE(preset(name).parameters() == count, name);
+}
+
+TEST_CASE("E3: llama3 scaling follows the published rule in all three bands, survives export, other types are errors") {
+    ModelShape s = llama(2, 64, 1, 1, 64);
+    s.rope_theta = 5e5, s.seq = 131072;
+    const std::vector<double> plain = rope_frequencies(s);
+    s.scaling = {8, 1, 4, 8192};
+    const std::vector<double> scaled = rope_frequencies(s);
+    REQUIRE(scaled.size() == 32);
+    CHECK(scaled[8] / plain[8] == 1.0);
+    CHECK(scaled[16] / plain[16] == doctest::Approx(0.3711).epsilon(1e-4));
+    CHECK(scaled[17] / plain[17] == doctest::Approx(0.1902).epsilon(3e-4));
+    for (size_t i = 18; i < 32; ++i) CHECK(scaled[i] / plain[i] == 0.125);
+    const std::string config = to_hf_config(s, "float32");
+    CHECK(from_hf_config(config, "here") == s);
+    for (const char* part : {"\"rope_type\": \"llama3\"", "\"factor\": 8.0", "\"low_freq_factor\": 1.0",
+                             "\"high_freq_factor\": 4.0", "\"original_max_position_embeddings\": 8192"})
+        CHECK_MESSAGE(config.find(part) != std::string::npos, part);
+}
+
+TEST_CASE("E4: a head size in config.json is taken as it is, never derived") {
+    ModelShape s = from_hf_config(llama_json + R"(, "head_dim": 32})", "c.json");
+    CHECK(s.head_dim == 32);
+    CHECK(from_hf_config(to_hf_config(s, "float32"), "here").head_dim == 32);
 }
 
 TEST_CASE("config.json says what transformers looks for") {
@@ -188,11 +226,17 @@ TEST_CASE("a field that changes the model in a way that is not built is refused 
     const auto with = [](const std::string& json, const std::string& field) {
         return refusal(json + ", " + field + "}");
     };
-    CHECK(with(llama_json, R"("rope_scaling": {"rope_type": "llama3"})").starts_with("c.json: rope_scaling is {"));
+    CHECK(with(llama_json, R"("rope_scaling": {"rope_type": "llama3"})") ==
+          "c.json: rope_scaling: factor: found nothing, expected a number");
+    CHECK(with(llama_json, R"("rope_scaling": {"type": "linear", "factor": 2})") ==
+          "c.json: rope_scaling: rope_type is \"linear\"; only \"default\" or \"llama3\" is implemented");
     const std::string yarn = R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4})";
-    CHECK(with(llama_json, yarn).starts_with("c.json: rope_parameters is {"));
-    CHECK(with(llama_json, R"("attention_bias": true)") == "c.json: attention_bias is true; only false is implemented");
-    CHECK(with(llama_json, R"("mlp_bias": true)").starts_with("c.json: mlp_bias"));
+    CHECK(with(llama_json, yarn).starts_with("c.json: rope_parameters: rope_type is \"yarn\";"));
+    CHECK(with(llama_json, R"("rope_parameters": {"rope_theta": 1e4, "mrope": 2})").starts_with(
+        "c.json: rope_parameters: mrope is unknown here"));
+    CHECK(with(llama_json, R"("attention_bias": true, "mlp_bias": true)") == "accepted");
+    CHECK(with(llama_json, R"("mlp_bias": 1)").starts_with("c.json: mlp_bias"));
+    CHECK(with(llama_json, R"("layer_types": ["full_attention", "sliding_attention"])").starts_with("c.json: layer_"));
     CHECK(with(llama_json, R"("hidden_act": "gelu")").starts_with("c.json: hidden_act is \"gelu\""));
     CHECK(with(llama_json, R"("sliding_window": 4096)").starts_with("c.json: sliding_window is unknown"));
     CHECK(with(llama_json, R"("sliding_window": null)") == "accepted");
@@ -207,7 +251,7 @@ TEST_CASE("a broken config.json is refused in one line") {
     CHECK(refusal("{").starts_with("c.json: not JSON"));
     CHECK(refusal("[1]") == "c.json: found [1], expected an object");
     CHECK(refusal("{}") == "c.json: model_type: found nothing, expected a string");
-    CHECK(refusal(R"({"model_type": "mamba"})") == "c.json: model_type mamba: not built; gpt2 and llama are");
+    CHECK(refusal(R"({"model_type": "mamba"})") == "c.json: model_type mamba: not one of gpt2, llama, qwen2, qwen3, mistral");
     CHECK(refusal(R"({"model_type": "gpt2"})") == "c.json: n_layer: found nothing, expected a whole number");
     CHECK(refusal(gpt2_json + R"(, "n_embd": "64"})") == "c.json: n_embd: found \"64\", expected a whole number");
     CHECK(refusal(gpt2_json + R"(, "n_head": 5})") == "c.json: heads 5 must divide dim 64");
