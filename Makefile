@@ -26,7 +26,7 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all train test tests headers tsan mutants bug copytest clang cuda deps doctor clean help need-program need-doctest FORCE
+.PHONY: all train test tests headers tsan mutants bug copytest fuzz clang cuda deps doctor clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -203,6 +203,24 @@ bug:
 copytest:
 	@NVCC=$(NVCC) test/copytest.sh $(NAME)
 
+# A libFuzzer target for each parser (test/fuzz/x.cpp), FUZZ_SECONDS each; SUITE names some of them. What it finds stays
+# in build/fuzz: crash-x-..., which `build/fuzz/x FILE` repeats.
+FUZZ_SECONDS ?= 60
+FUZZ_CXX   ?= clang++-19
+FUZZ_FLAGS := $(BASE) $(CHECKED) -fsanitize=fuzzer,address,undefined -DDOCTEST_CONFIG_DISABLE
+FUZZERS    := $(patsubst %,build/fuzz/%,$(call wanted,$(patsubst test/fuzz/%.cpp,%,$(wildcard test/fuzz/*.cpp))))
+build/fuzz/host/%.o: %.cpp $(BUILD)/flags | need-program
+	$(call COMPILE,$(FUZZ_FLAGS),$(FUZZ_CXX)) $< -o $@
+build/fuzz/%: build/fuzz/host/test/fuzz/%.o $(patsubst $(BUILD)/%,build/fuzz/%,$(filter-out %/doctor.o,$(BODIES)))
+	@$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $^ -o $@
+fuzz: $(FUZZERS)
+	@passed=0 failed=0; for t in $^; do name=$${t##*/}; mkdir -p build/fuzz/corpus/$$name build/fuzz/tmp; \
+	    echo "== $$t, $(FUZZ_SECONDS) s"; \
+	    if TMPDIR=build/fuzz/tmp $$t -max_total_time=$(FUZZ_SECONDS) -timeout=20 -artifact_prefix=build/fuzz/crash-$$name- \
+	        build/fuzz/corpus/$$name > build/fuzz/$$name.log 2>&1; then passed=$$((passed + 1)); tail -1 build/fuzz/$$name.log; \
+	    else failed=$$((failed + 1)); grep -E 'ERROR|error|terminat|what|crash-' build/fuzz/$$name.log | head; fi; \
+	done; rm -rf build/fuzz/tmp; echo "$$passed passed, $$failed failed"; [ $$failed -eq 0 ] && [ $$passed -gt 0 ]
+
 clang:
 	@$(MAKE) --no-print-directory CXX=clang++-19 BARE=1 BUILD=build/clang SUITE='$(SUITE)' test
 
@@ -270,6 +288,7 @@ help:
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
 	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with one of them"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
+	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
 	@echo "make clean"
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -128,8 +128,8 @@ RunFolder::RunFolder(const std::string& path, long resume_after_step) : path_(pa
         fail("--out " + path + ": exists and is not empty; choose another name, or take it up with --resume auto");
     fs::create_directories(path, error);
     if (error) fail("--out " + path + ": can't make the folder: " + error.message());
-    lock_ = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock_ < 0 || flock(lock_, LOCK_EX | LOCK_NB) != 0)
+    lock_.file = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock_.file < 0 || flock(lock_.file, LOCK_EX | LOCK_NB) != 0)
         fail("--out " + path + ": another process is training in this folder; wait for it, or choose another name");
     if (resume_after_step < 0) return;
     fs::remove(file("stop"), error);                   // the wish of the run before
@@ -137,7 +137,8 @@ RunFolder::RunFolder(const std::string& path, long resume_after_step) : path_(pa
         page_.points.push_back({number_at(l, "step"), number_at(l, "loss"), number_at(l, "grad_norm"),
                                 number_at(l, "lr"), number_at(l, "tokens_per_s"), number_at(l, "val_loss")});
     for (const json& l : cut_log(file(samples_name), resume_after_step))
-        page_.samples.emplace_back(l["step"].get<long>(), l.value("text", std::string()));
+        if (l.contains("text") && l["text"].is_string())
+            page_.samples.emplace_back(l["step"].get<long>(), l["text"].get<std::string>());
 }
 
 void RunFolder::write_config(const std::string& toml) {
@@ -175,7 +176,7 @@ void RunFolder::sample(long step, const std::string& text) {
 
 void RunFolder::write_html() const { write_whole(file("run.html"), page_.html()); }
 
-RunFolder::~RunFolder() { close(lock_); }
+RunFolder::Lock::~Lock() { if (file >= 0) close(file); }
 
 bool RunFolder::stop_requested() const {
     std::error_code ignored;

@@ -33,7 +33,6 @@ class RunFolder {
 public:
     // resume_after_step -1: a new run; the folder must be new or empty. Else both logs are cut to steps up to that one.
     RunFolder(const std::string& path, long resume_after_step = -1);
-    ~RunFolder();
     RunFolder(const RunFolder&) = delete;              // one process at a time: it holds a lock
     const std::string& path() const { return path_; }
     void write_config(const std::string& toml);
@@ -47,7 +46,7 @@ private:
     std::string file(const char* name) const { return path_ + "/" + name; }
     std::string path_;
     RunPage page_;                                     // all that was logged
-    int lock_ = -1;
+    struct Lock { int file = -1; ~Lock(); } lock_;     // let go too when the constructor throws
     size_t last_line_ = 0;                             // bytes of the line of the last step in log.jsonl
 };
 

@@ -10,8 +10,15 @@ namespace baretrain {
 
 using Where = std::source_location;
 
+// A message may quote what a file or a flag says: a control character in it becomes a space, so that it is one line.
 struct Error : std::runtime_error {
-    using std::runtime_error::runtime_error;
+    explicit Error(const std::string& message) : std::runtime_error(one_line(message)) {}
+private:
+    static std::string one_line(std::string text) {
+        for (char& c : text)
+            if ((c >= 0 && c < ' ') || c == 127) c = ' ';
+        return text;
+    }
 };
 
 // The message already says which file, flag or tensor is meant; the source line would not help its reader.

@@ -1,0 +1,3 @@
+// log.cpp - libFuzzer target: log.jsonl and samples.jsonl of a run that is resumed.
+#include "target.h"
+BT_FUZZ(log_parser)

@@ -1,0 +1,3 @@
+// safetensors.cpp - libFuzzer target: safetensors files.
+#include "target.h"
+BT_FUZZ(safetensors_parser)

@@ -1,0 +1,3 @@
+// shard.cpp - libFuzzer target: token shards.
+#include "target.h"
+BT_FUZZ(shard_parser)

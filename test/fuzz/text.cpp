@@ -1,0 +1,3 @@
+// text.cpp - libFuzzer target: training text.
+#include "target.h"
+BT_FUZZ(text_parser)
