@@ -7,7 +7,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <unistd.h>
@@ -21,7 +20,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Files = std::map<std::string, Digest>;           // path within the checkpoint -> what was written
 
-const std::string weights_file = "model.safetensors", index_file = "model.safetensors.index.json";
+const std::string weights_file = "model.safetensors";
 const std::string state_file = "state/optimizer.safetensors", trainer_file = "state/trainer.json";
 const std::string mark_file = "state/complete";
 
@@ -292,92 +291,6 @@ void require_same_facts(const TrainerState& saved, const std::map<std::string, s
         if (const std::string& current = here.emplace(name, "not given").first->second; current != value)
             fail("resume: " + name + " is " + current + ", but the checkpoint was written with " + value +
                  "; set it back, or start a new run");
-}
-
-// --- loading ---
-
-namespace {
-
-std::string describe(const std::string& dtype, const std::vector<long>& shape) {
-    std::string text = dtype + " (";
-    for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-    return text + ")";
-}
-
-// "; missing: a, b, c, d and 2 more"
-struct Listing {
-    std::string items;
-    long count = 0;
-    void add(const std::string& item) {
-        if (++count <= 4) items += (count > 1 ? ", " : "") + item;
-    }
-    std::string under(const std::string& title) const {
-        return count == 0 ? "" : "; " + title + ": " + items + (count > 4 ? format(" and %ld more", count - 4) : "");
-    }
-};
-
-// `where` is the path to name in errors. The files hold no name twice.
-void load_from(const std::string& where, const std::vector<const SafetensorsFile*>& files,
-               const std::vector<TensorTarget>& targets) {
-    std::map<std::string, const TensorTarget*> wanted;
-    for (const TensorTarget& t : targets) require(wanted.insert({t.name, &t}).second, "load: a target stands twice");
-    Listing missing, extra, other;
-    size_t largest = 0;
-    std::map<std::string, const TensorTarget*> unseen = wanted;
-    for (const SafetensorsFile* file : files)
-        for (const TensorInfo& t : file->tensors()) {
-            largest = std::max(largest, t.bytes());
-            unseen.erase(t.name);
-            const auto target = wanted.find(t.name);
-            if (target == wanted.end()) extra.add(t.name);
-            else if (t.dtype != target->second->dtype || t.shape != target->second->shape)
-                other.add(t.name + " is " + describe(t.dtype, t.shape) + ", expected " +
-                          describe(target->second->dtype, target->second->shape));
-        }
-    for (const auto& [name, target] : unseen) missing.add(name);
-    if (missing.count + extra.count + other.count)
-        fail(where + ": not the tensors that this model needs" + missing.under("missing") +
-             extra.under("not expected") + other.under("different"));
-
-    std::vector<char> bytes(largest);                  // one tensor at a time
-    for (const SafetensorsFile* file : files)
-        for (const TensorInfo& t : file->tensors()) {
-            file->read(t, bytes.data());
-            wanted.at(t.name)->store(bytes.data());
-        }
-}
-
-}  // namespace
-
-void load_tensors(const std::string& path, const std::vector<TensorTarget>& targets) {
-    const SafetensorsFile file(path);
-    load_from(path, {&file}, targets);
-}
-
-void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets) {
-    const fs::path base = folder, index = base / index_file;
-    std::error_code error;
-    if (fs::exists(base / weights_file, error)) return load_tensors((base / weights_file).string(), targets);
-    if (!fs::exists(index, error))
-        fail(folder + ": has neither " + weights_file + " nor " + index_file + "; give a Hugging Face model folder");
-    const auto shard_of = read_json(index, [](const json& j) {
-        return j.at("weight_map").get<std::map<std::string, std::string>>();
-    });
-    std::map<std::string, std::unique_ptr<SafetensorsFile>> shards;
-    std::vector<const SafetensorsFile*> files;
-    for (const auto& [name, shard] : shard_of) {
-        if (shard.find('/') != std::string::npos) fail(index.string() + ": a shard lies outside the folder: " + shard);
-        auto& file = shards[shard];
-        if (!file) files.push_back((file = std::make_unique<SafetensorsFile>((base / shard).string())).get());
-        if (!file->find(name)) fail(index.string() + ": tensor " + name + " is not in " + shard + " as listed");
-    }
-    for (const SafetensorsFile* file : files)
-        for (const TensorInfo& t : file->tensors()) {
-            const auto listed = shard_of.find(t.name);
-            if (listed == shard_of.end() || shards.at(listed->second).get() != file)
-                fail(file->path() + ": tensor " + t.name + " is not listed for this file in " + index_file);
-        }
-    load_from(index.string(), files, targets);
 }
 
 }  // namespace baretrain

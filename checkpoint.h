@@ -42,15 +42,4 @@ void require_complete(const std::string& checkpoint_folder);
 TrainerState read_trainer_state(const std::string& checkpoint_folder);
 void require_same_facts(const TrainerState& saved, const std::map<std::string, std::string>& now);
 
-// Where a tensor goes when it is loaded; store gets its bytes.
-struct TensorTarget {
-    std::string name, dtype;
-    std::vector<long> shape;
-    std::function<void(const void* from)> store;
-};
-
-// Every target must be there with its dtype and shape, and nothing else; that is checked before anything is stored.
-void load_tensors(const std::string& path, const std::vector<TensorTarget>& targets);
-void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets);  // one file or shards
-
 }  // namespace baretrain

@@ -134,11 +134,26 @@ inline int tokenize(const Config& c) {
     return 0;
 }
 
+// ---- export ---------------------------------------------------------------------------------------------------------
+// Nothing is changed, so nothing is held: tensor after tensor is copied, once all that the model needs is known to be
+// there.
+inline int export_model(const Config& c) {
+    std::vector<TensorTarget> needed;
+    const Params params(c.shape);
+    for (const Param& p : params.rows()) needed.push_back({p.name, "F32", p.dims(), {}});
+    load_model_tensors(c.model, needed);
+    const Exported done = export_folder(c.model, c.output);
+    std::printf("%s: %ld tensors, %zu bytes, equal to %s\n", c.output.c_str(), done.tensors, done.bytes,
+                c.model.c_str());
+    return 0;
+}
+
 // ---- all of them ----------------------------------------------------------------------------------------------------
 template <class Gradients, class Step> int other_command(const Config& c, Gradients gradients, Step) {
     const std::string& name = c.command;
     if (name == "doctor") return print_findings();
     if (name == "tokenize") return tokenize(c);
+    if (name == "export") return export_model(c);
     device_name(0);                                    // a CUDA build without a device says so before anything else
     if (name == "gradcheck") return print_gradcheck(gradients);
     if (name == "generate")

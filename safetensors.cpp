@@ -21,15 +21,6 @@ constexpr size_t longest_header = 100'000'000, longest_name = 500;
     fail(path + ": not a sound safetensors file: " + why + "; copy or download it again");
 }
 
-// Bytes of one element; 0: unknown.
-size_t width_of(const std::string& dtype) {
-    static const std::map<std::string, size_t> widths = {
-        {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
-        {"BF16", 2}, {"U32", 4}, {"I32", 4}, {"F32", 4}, {"U64", 8}, {"I64", 8}, {"F64", 8}, {"C64", 8}};
-    const auto found = widths.find(dtype);
-    return found == widths.end() ? 0 : found->second;
-}
-
 // Product of shape and width; false if it does not fit into 63 bits (which no file can hold either).
 bool byte_count(const std::vector<long>& shape, size_t width, size_t& bytes) {
     long n = long(width);
@@ -80,7 +71,7 @@ TensorInfo read_entry(const std::string& path, const std::string& name, const js
         bad("expected dtype, shape and data_offsets, nothing else");
     const json &dtype = entry["dtype"], &shape = entry["shape"], &offsets = entry["data_offsets"];
     const std::string type = dtype.is_string() ? dtype.get<std::string>() : "";
-    if (!width_of(type)) bad("unknown dtype" + (printable(type) ? " " + type : ""));
+    if (!dtype_bytes(type)) bad("unknown dtype" + (printable(type) ? " " + type : ""));
     if (!are_sizes(shape)) bad("the shape is not a list of sizes (whole, not negative)");
     if (!are_sizes(offsets) || offsets.size() != 2) bad("data_offsets are not two sizes (whole, not negative)");
 
@@ -90,7 +81,7 @@ TensorInfo read_entry(const std::string& path, const std::string& name, const js
     if (t.end > data_bytes)
         bad("ends at byte " + std::to_string(t.end) + " of " + std::to_string(data_bytes) + " bytes of data");
     size_t bytes = 0;
-    if (!byte_count(t.shape, width_of(t.dtype), bytes)) bad("the size of its shape overflows");
+    if (!byte_count(t.shape, dtype_bytes(t.dtype), bytes)) bad("the size of its shape overflows");
     if (bytes != t.bytes())
         bad("spans " + std::to_string(t.bytes()) + " bytes, its shape and dtype need " + std::to_string(bytes));
     return t;
@@ -109,6 +100,14 @@ void check_tiling(const std::string& path, const std::vector<TensorInfo>& tensor
 }
 
 }  // namespace
+
+size_t dtype_bytes(const std::string& dtype) {
+    static const std::map<std::string, size_t> widths = {
+        {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
+        {"BF16", 2}, {"U32", 4}, {"I32", 4}, {"F32", 4}, {"U64", 8}, {"I64", 8}, {"F64", 8}, {"C64", 8}};
+    const auto found = widths.find(dtype);
+    return found == widths.end() ? 0 : found->second;
+}
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     const size_t file_bytes = file_.bytes();
@@ -146,8 +145,11 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
     return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
-void SafetensorsFile::read(const TensorInfo& tensor, void* to) const {
-    file_.read(to, tensor.bytes(), data_ + tensor.begin);
+void SafetensorsFile::read(const TensorInfo& tensor, void* to) const { read(tensor, to, 0, tensor.bytes()); }
+
+void SafetensorsFile::read(const TensorInfo& tensor, void* to, size_t from, size_t bytes) const {
+    require(from <= tensor.bytes() && bytes <= tensor.bytes() - from, "safetensors: the part lies in the tensor");
+    file_.read(to, bytes, data_ + tensor.begin + from);
 }
 
 Digest write_safetensors(const std::string& path, const std::vector<TensorSource>& tensors,
@@ -155,7 +157,7 @@ Digest write_safetensors(const std::string& path, const std::vector<TensorSource
     std::vector<const TensorSource*> order;
     for (const TensorSource& t : tensors) order.push_back(&t);
     std::sort(order.begin(), order.end(), [](const TensorSource* a, const TensorSource* b) {
-        return std::pair(width_of(b->dtype), a) < std::pair(width_of(a->dtype), b);      // of one width: as given
+        return std::pair(dtype_bytes(b->dtype), a) < std::pair(dtype_bytes(a->dtype), b);      // of one width: as given
     });
 
     const auto text = [](const json& v) { return v.dump(-1, ' ', false, json::error_handler_t::replace); };
@@ -167,8 +169,9 @@ Digest write_safetensors(const std::string& path, const std::vector<TensorSource
         size_t bytes = 0;
         if (!printable(t->name) || t->name == "__metadata__" || !names.insert(t->name).second)
             fail(path + ": tensor name '" + t->name + "' is used twice or cannot be used");
-        if (!width_of(t->dtype)) fail(path + ": tensor " + t->name + ": unknown dtype " + t->dtype);
-        if (!byte_count(t->shape, width_of(t->dtype), bytes)) fail(path + ": tensor " + t->name + ": impossible shape");
+        const size_t width = dtype_bytes(t->dtype);
+        if (!width) fail(path + ": tensor " + t->name + ": unknown dtype " + t->dtype);
+        if (!byte_count(t->shape, width, bytes)) fail(path + ": tensor " + t->name + ": impossible shape");
         if (header.size() > 1) header += ',';
         header += text(t->name) + ':' +
                   text({{"dtype", t->dtype}, {"shape", t->shape}, {"data_offsets", {at, at + bytes}}});

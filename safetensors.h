@@ -17,6 +17,8 @@ struct TensorInfo {
     size_t bytes() const { return end - begin; }
 };
 
+size_t dtype_bytes(const std::string& dtype);          // of one element; 0: unknown
+
 class SafetensorsFile {
 public:
     explicit SafetensorsFile(const std::string& path);
@@ -25,6 +27,7 @@ public:
     const TensorInfo* find(const std::string& name) const;                       // null: not there
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     void read(const TensorInfo& tensor, void* to) const;                         // to: tensor.bytes() bytes
+    void read(const TensorInfo& tensor, void* to, size_t from, size_t bytes) const;   // a part of them
 private:
     InputFile file_;
     size_t data_ = 0;                                  // where the data part starts in the file

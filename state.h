@@ -1,13 +1,12 @@
 // state.h - what the optimizer keeps from step to step, how weights begin, and the tensors' names in files.
-// Copy with: lease.h, kernels/adamw.h, kernels/copy.h, checkpoint.h and what they name
+// Copy with: lease.h, kernels/adamw.h, kernels/copy.h, model_folder.h and what they name
 // The master weight and the moments are Real<T>. For float and double the master is the weight itself; for bf16 the
 // weights are its rounded copy, made again after each update. All loops run over the rows of the parameter table.
 #pragma once
-#include "checkpoint.h"
 #include "kernels/adamw.h"
 #include "kernels/copy.h"
 #include "lease.h"
-#include <filesystem>
+#include "model_folder.h"
 
 namespace baretrain {
 
@@ -15,17 +14,6 @@ template <class T> constexpr const char* safetensors_dtype() {
     if constexpr (std::is_same_v<T, double>) return "F64";
     else if constexpr (std::is_same_v<T, bf16>) return "BF16";
     else return "F32";
-}
-
-// The dtype that the weights of a Hugging Face folder have in their file, or in the first of their files.
-inline std::string dtype_of_folder(const std::string& folder) {
-    std::vector<std::string> files;
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-        if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
-    if (files.empty()) fail(folder + ": no *.safetensors file: is this the folder of a model?");
-    const SafetensorsFile file(*std::min_element(files.begin(), files.end()));
-    if (file.tensors().empty()) fail(file.path() + ": holds no tensor");
-    return file.tensors().front().dtype;
 }
 
 // The tensors of the table, as they lie in `units`, under prefix + Hugging Face name: to write, or to be filled.
@@ -120,13 +108,10 @@ public:
         });
         return all;
     }
-    // The master from the weights: after reading a model without optimizer state.
-    void adopt_weights(Device& d) {
-        if constexpr (!std::is_same_v<T, R>)
-            for (int u = 0; u < params_.units(); ++u) {
-                const View<R> master = master_[size_t(u)];
-                copy<R, T>(d, {master.data, master.cols / 64, 64}, {weights_.owned(u).data, master.cols / 64, 64});
-            }
+    // A model without optimizer state: into the master, which holds what a narrower weight would lose.
+    void load(Device& d, const std::string& folder) {
+        load_model_tensors(folder, tensor_targets<R>(d, params_, master_, ""));
+        publish_all(d);
     }
 private:
     template <class Use> void each_part(Use use) const {

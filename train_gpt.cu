@@ -3,6 +3,7 @@
 // handed over, where the loss is scaled (once), and how the update follows. Everything it calls is one header away.
 #include "commands.h"
 #include <csignal>
+#include <filesystem>
 
 namespace baretrain {
 
@@ -233,8 +234,9 @@ template <class T> int train(Config config, const Resume& from) {
 
     Arena arena(planned);
     Trainer<T> t(config, params, arena);
+    if (config.model_is_folder) t.brought = files_beside_weights(config.model);
     if (!from.checkpoint.empty()) resume(t, corpus, from.checkpoint);
-    else if (config.model_is_folder) load_weights(t, config.model), t.optimizer.adopt_weights(t.device);
+    else if (config.model_is_folder) t.optimizer.load(t.device, config.model);
     else t.optimizer.initialise(t.device, uint64_t(config.seed));
 
     RunFolder run(config.out, from.run.empty() ? -1 : t.step);

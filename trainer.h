@@ -1,8 +1,9 @@
 // trainer.h - what one rank holds while it trains, and how that goes to disk and comes back.
-// Copy with: gpt.h, state.h, config.h, dataloader.h and what they name
+// Copy with: gpt.h, state.h, checkpoint.h, config.h, dataloader.h and what they name
 // Made twice: with a dry arena, to learn how much memory the run will take, and then with that much. The step itself
 // stands in train_gpt.cu.
 #pragma once
+#include "checkpoint.h"
 #include "config.h"
 #include "dataloader.h"
 #include "gpt.h"
@@ -35,6 +36,7 @@ template <class T> struct Trainer {
     Context<T> context;
 
     long step = 0, position = 0, tokens = 0;           // steps taken, windows read, tokens trained
+    std::map<std::string, std::string> brought;        // files of --model DIR, for its checkpoints
 
     Trainer(const Config& config, const Params& params, Arena& arena)
         : config(config), params(params), device{.dry = arena.dry()}, matmul(device), arena(arena),
@@ -69,25 +71,23 @@ inline std::map<std::string, std::string> identity(const Config& c, const Corpus
 template <class T>
 std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, const std::string& run) {
     CheckpointParts parts;
-    parts.config_json = to_hf_config(t.params.shape(), t.config.dtype == "bf16"   ? "bfloat16"
-                                                       : t.config.dtype == "fp64" ? "float64" : "float32",
-                                     tokenizer.end_of_text());
+    const std::string dtype = t.config.dtype == "bf16" ? "bfloat16" : t.config.dtype == "fp64" ? "float64" : "float32";
+    if (t.config.tokenizer == t.config.model) parts.extra_files = t.brought;   // else it would fit no more
+    parts.extra_files.erase("config.json");
+    parts.extra_files.merge(tokenizer.files());
+    parts.config_json = t.brought.empty() ? to_hf_config(t.params.shape(), dtype, tokenizer.end_of_text())
+                                          : with_dtype(t.brought.at("config.json"), dtype);
     parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
     parts.state = t.optimizer.sources(t.device);
-    parts.extra_files = tokenizer.files();
     parts.trainer = {t.step, t.position, t.tokens, identity(t.config, corpus)};
     return save_checkpoint(run, parts, t.config.keep);
-}
-
-template <class T> void load_weights(Trainer<T>& t, const std::string& folder) {
-    load_model_tensors(folder, tensor_targets<T>(t.device, t.params, owned_units(t.params, t.weights), ""));
 }
 
 // The checkpoint has been found complete: newest_checkpoint(), require_complete().
 template <class T> void resume(Trainer<T>& t, const Corpus& corpus, const std::string& checkpoint) {
     const TrainerState saved = read_trainer_state(checkpoint);
     require_same_facts(saved, identity(t.config, corpus));
-    load_weights(t, checkpoint);
+    load_model_tensors(checkpoint, tensor_targets<T>(t.device, t.params, owned_units(t.params, t.weights), ""));
     load_tensors(checkpoint + "/state/optimizer.safetensors", t.optimizer.targets(t.device));
     t.step = saved.step, t.position = saved.position, t.tokens = saved.tokens;
 }

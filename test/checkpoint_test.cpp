@@ -1,6 +1,7 @@
 // checkpoint_test.cpp - a checkpoint comes back bit for bit or is not used: cut saves, damage, rotation, full disks.
 #include "checkpoint.h"
 #include "host.h"
+#include "model_folder.h"
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -380,65 +381,6 @@ TEST_CASE("looking for the newest run reads no weights") {
     CHECK(bytes_read() - before < 1 << 16);
     require_complete(temp.run() + "/step-000001");     // the counter counts
     CHECK(bytes_read() - before > 1 << 22);
-}
-
-TEST_CASE("missing, unexpected and different tensors are listed in one line before anything is stored") {
-    const Temp temp;
-    const std::string file = (temp.path / "x.safetensors").string();
-    const std::vector<TensorSource> tensors = {source("a", "F32", {1}, "aaaa"), source("b", "F32", {2, 1}, "bbbbbbbb"),
-                                               source("x", "U8", {1}, "x")};
-    write_safetensors(file, tensors, {});
-    std::string a(4, '?'), b(8, '?'), x(1, '?');
-    const TensorTarget ta = target("a", "F32", {1}, &a), tb = target("b", "F32", {2, 1}, &b),
-                       tx = target("x", "U8", {1}, &x), turned = target("b", "F32", {1, 2}, &b);
-    CHECK(error_of([&] { load_tensors(file, {ta, turned, target("m.a", "F32", {1}, &a)}); }) ==
-          file + ": not the tensors that this model needs; missing: m.a; not expected: x; "
-                 "different: b is F32 (2, 1), expected F32 (1, 2)");
-    CHECK(contains(error_of([&] { load_tensors(file, {ta, tb, target("x", "I8", {1}, &x)}); }),
-                   "different: x is U8 (1), expected I8 (1)"));
-    std::vector<TensorTarget> many = {ta, tb, tx};
-    for (const char* name : {"m1", "m2", "m3", "m4", "m5", "m6"}) many.push_back(target(name, "U8", {1}, &x));
-    CHECK(contains(error_of([&] { load_tensors(file, many); }), "missing: m1, m2, m3, m4 and 2 more"));
-    CHECK(a + b + x == std::string(13, '?'));
-    load_tensors(file, {tx, tb, ta});
-    CHECK(a + b + x == "aaaabbbbbbbbx");
-}
-
-TEST_CASE("a model in shards is loaded by its index, which must tell the truth") {
-    const Temp temp;
-    const std::string folder = temp.path.string(), one = folder + "/model-00001-of-00002.safetensors",
-                      two = folder + "/model-00002-of-00002.safetensors",
-                      index = folder + "/model.safetensors.index.json";
-    std::string a(1, '?'), b(1, '?'), c(1, '?');
-    const std::vector<TensorTarget> all = {target("a", "U8", {1}, &a), target("b", "U8", {1}, &b),
-                                           target("c", "U8", {1}, &c)};
-    const auto error = [&] { return error_of([&] { load_model_tensors(folder, all); }); };
-    const auto map = [&](const std::string& entries) {
-        put(index, "{\"metadata\":{},\"weight_map\":{" + entries + "}}");
-    };
-    const std::string first = "\"model-00001-of-00002.safetensors\"", second = "\"model-00002-of-00002.safetensors\"";
-    const std::string truth = "\"a\":" + first + ",\"c\":" + first + ",\"b\":" + second;
-
-    CHECK(contains(error(), "has neither model.safetensors nor model.safetensors.index.json"));
-    write_safetensors(one, {source("a", "U8", {1}, "A"), source("c", "U8", {1}, "C")}, {});
-    map(truth);
-    CHECK(contains(error(), two + ": cannot be opened"));
-    write_safetensors(two, {source("b", "U8", {1}, "B")}, {});
-    CHECK(error() == "");
-    CHECK(a + b + c == "ABC");
-    map("\"a\":" + first + ",\"b\":" + second);
-    CHECK(contains(error(), one + ": tensor c is not listed for this file"));
-    map(truth + ",\"d\":" + second);
-    CHECK(contains(error(), "tensor d is not in model-00002"));
-    map(truth + ",\"d\":\"../x\"");
-    CHECK(contains(error(), "a shard lies outside the folder: ../x"));
-    put(index, "{\"weight_map\":3}");
-    CHECK(contains(error(), index + ": damaged"));
-    map(truth);
-    write_safetensors(two, {source("b", "U8", {1}, "B"), source("c", "U8", {1}, "C")}, {});
-    CHECK(contains(error(), two + ": tensor c is not listed for this file"));
-    write_safetensors(two, {source("b", "I8", {1}, "B")}, {});
-    CHECK(contains(error(), "different: b is I8 (1), expected U8 (1)"));
 }
 
 }

@@ -282,11 +282,22 @@ TEST_CASE("training can begin from a folder's weights, and refuses another shape
     check_refused(lab, 1, from, {"model/tokenizer.json", "not built yet", "byte"});
     put(lab.path / "model/tokenizer.json", own);
     check_refused(lab, 2, lab.tiny() + Words{"--tokenizer", "model", "--vocab", "100"}, {"--vocab 100", "257"});
-    for (const std::string dtype : {"fp64", "fp32"}) {
+    put(lab.path / "model/generation_config.json", "{ \"temperature\":0.5}");
+    put(lab.path / "model/tokenizer_config.json", get(lab.path / "model/tokenizer_config.json") + "\n\n");
+    json config = json::parse(get(lab.path / "model/config.json"));
+    config["_kept"] = {1, 1e-05};
+    put(lab.path / "model/config.json", config.dump());
+    for (const std::string dtype : {"fp64", "bf16", "fp32"}) {   // whatever it is in the file
         CAPTURE(dtype);
-        const Words words = from + Words{"--steps", "1", "--lr", "1e-9", "--dtype", dtype};
-        if (dtype == "fp32") CHECK(run(lab.path, words).code == 0);
-        else check_refused(lab, 1, words, {"model.safetensors", "F32", "F64"});
+        const Result r = run(lab.path, from + Words{"--steps", "1", "--lr", "1e-30", "--dtype", dtype, "--out", dtype});
+        CAPTURE(r.err);
+        REQUIRE(r.code == 0);
+        const fs::path step = lab.path / dtype / "step-000001";
+        for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"})
+            CHECK(get(step / name) == get(lab.path / "model" / name));
+        config["torch_dtype"] = dtype == "fp64" ? "float64" : dtype == "bf16" ? "bfloat16" : "float32";
+        CHECK(json::parse(get(step / "config.json")) == config);
+        if (dtype == "fp32") CHECK((get(step / "config.json") == get(lab.path / "model/config.json")));
     }
 }
 

@@ -68,7 +68,11 @@ template <class T> struct Model {
                 if constexpr (std::is_same_v<T, bf16>) to[i] = bf16(float(tensors.at(p.name)[size_t(i)]));
                 else to[i] = T(tensors.at(p.name)[size_t(i)]);
         }
-        t.optimizer.adopt_weights(t.device);
+        for (const TensorTarget& master : t.optimizer.targets(t.device))
+            if (master.name.starts_with("master.")) {
+                const Numbers& values = tensors.at(master.name.substr(7));
+                master.store(std::vector<Real<T>>(values.begin(), values.end()).data());
+            }
     }
     Tensors tensors(auto& store) {
         Tensors all;

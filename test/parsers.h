@@ -7,6 +7,7 @@
 #include "config.h"
 #include "dataloader.h"
 #include "host.h"
+#include "model_folder.h"
 #include "report.h"
 #include "shards.h"
 #include "tokenizer.h"

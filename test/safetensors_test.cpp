@@ -2,6 +2,7 @@
 #include "safetensors.h"
 #include "host.h"
 #include <cstring>
+#include <set>
 
 using namespace baretrain;
 
@@ -124,7 +125,7 @@ TEST_CASE("a file without tensors is a file") {
     CHECK(SafetensorsFile((temp / "x")).tensors().empty());
 }
 
-TEST_CASE("each kind of damage in the header has its own line") {
+TEST_CASE("E12: each kind of damage in the header has its own line") {
     struct Damage { std::string header; size_t data_bytes; const char* line; };
     const std::string huge = "4611686018427387904", F = "F32";
     const std::vector<Damage> table = {
@@ -152,7 +153,12 @@ TEST_CASE("each kind of damage in the header has its own line") {
         {"{" + row("a", F, "1.0", "0,4") + "}", 4, "shape is not a list of sizes"},
         {"{" + row("a", F, "18446744073709551617", "0,4") + "}", 4, "shape is not a list of sizes"},
         {"{" + row("a", F, "18446744073709551615", "0,4") + "}", 4, "shape is not a list of sizes"},
+        {"{" + row("a", F, "1e999", "0,4") + "}", 4, "not JSON"},
+        {"{" + row("a", F, "NaN", "0,4") + "}", 4, "not JSON"},
+        {"{" + row("a", F, "true", "0,4") + "}", 4, "shape is not a list of sizes"},
         {"{" + row("a", F, huge + ",4", "0,0") + "}", 0, "size of its shape overflows"},
+        {"{" + row("a", F, huge + "," + huge + ",0", "0,0") + "}", 0, "size of its shape overflows"},
+        {"{" + row("a", F, "2", "0,8") + "," + row("z", F, "0", "4,4") + "}", 8, "tensor z overlaps"},
         {"{" + row("a", F, "1", "0") + "}", 4, "not two sizes"},
         {"{" + row("a", F, "1", "-4,0") + "}", 4, "not two sizes"},
         {"{" + row("a", F, "1", "4,0") + "}", 4, "tensor a: begins at byte 4, behind its end 0"},
@@ -177,7 +183,39 @@ TEST_CASE("each kind of damage in the header has its own line") {
     }
 }
 
-TEST_CASE("a header longer than the file, or than 100 MB, is refused before it is read") {
+TEST_CASE("E12: ten files of 100 bytes, each wrong in its own way, are ten errors, and the right one is none") {
+    const TempFolder temp;
+    const std::string x = temp / "x", good = row("a", "F32", "1", "0,4");
+    const auto error = [&](std::string header, size_t data, size_t more = 0) {
+        header.resize(92 - data, ' ');
+        put(x, length_word(header.size() + more) + header + std::string(data, 'd'));
+        CHECK(fs::file_size(x) == 100);
+        return read_error(x);
+    };
+    CHECK(error("{" + good + "}", 4) == "");
+    const std::set<std::string> lines = {
+        error("{" + good + "}", 4, 5),                               // a header longer than the file
+        error("{" + row("a", "F32", "1", "4,0") + "}", 4),           // begins behind its end
+        error("{" + row("a", "F32", "2", "0,8") + "}", 4),           // ends behind the data
+        error("{" + row("a", "F32", "2", "0,4") + "}", 4),           // its span is not its size
+        error("{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[]}}", 4),
+        error("{" + row("a", "F32", "1", "4,8") + "}", 8),           // a gap
+        error("{" + good + "}", 5),                                  // bytes behind the last tensor
+        error("{" + row("a", "F31", "1", "0,4") + "}", 4), error("[" + good + "]", 4),
+        error("{\"a\":[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}", 4)};
+    CHECK(lines.size() == 10);
+    CHECK(lines.count("") == 0);
+}
+
+TEST_CASE("a tensor without elements takes no bytes, wherever it stands") {
+    const TempFolder temp;
+    const std::string huge = "4611686018427387904";
+    put(temp / "x", image("{" + row("a", "F32", "1", "0,4") + "," + row("b", "F32", "0," + huge, "4,4") + "," +
+                          row("c", "U8", "3,0", "4,4") + "," + row("d", "F32", "", "4,8") + "}", "aaaadddd"));
+    CHECK(read_error(temp / "x") == "");
+}
+
+TEST_CASE("E12: a header longer than the file, or than 100 MB, is refused before it is read") {
     const TempFolder temp;
     const std::string header = "{}", x = (temp / "x");
     put(x, length_word(2) + header);
@@ -196,7 +234,7 @@ TEST_CASE("a header longer than the file, or than 100 MB, is refused before it i
     CHECK(read_error(x).find("nests too deeply") != std::string::npos);
 }
 
-TEST_CASE("every truncation of a good file, and one byte more, is refused") {
+TEST_CASE("E12: every truncation of a good file, and one byte more, is refused") {
     const TempFolder temp;
     const std::string good = image(good_header, good_data), x = (temp / "x");
     put(x, good);

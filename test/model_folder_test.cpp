@@ -1,0 +1,320 @@
+// model_folder_test.cpp - weights of any folder load whatever their types, or not at all; an export is the same again.
+#include "model_folder.h"
+#include "device/types.h"
+#include "host.h"
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+using namespace baretrain;
+
+namespace {
+
+using namespace baretrain::test;
+
+TensorSource source(const std::string& name, const std::string& dtype, std::vector<long> shape, std::string bytes) {
+    return {name, dtype, std::move(shape), [bytes](void* to) { std::memcpy(to, bytes.data(), bytes.size()); }};
+}
+TensorTarget target(const std::string& name, const std::string& dtype, std::vector<long> shape, std::string* to) {
+    return {name, dtype, std::move(shape), [to](const void* from) { std::memcpy(to->data(), from, to->size()); }};
+}
+template <class T> std::string bytes_of(const std::vector<T>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// What `values` of type `from` in a file become as `To`.
+template <class To, class From>
+std::vector<To> loaded(const std::string& from, const std::vector<From>& values, const std::string& to) {
+    const TempFolder temp;
+    const long n = long(values.size());
+    write_safetensors(temp / "model.safetensors", {source("w", from, {n}, bytes_of(values))}, {});
+    std::vector<To> back(values.size());
+    load_model_tensors(temp.path.string(), {{"w", to, {n}, [&](const void* bytes) {
+        std::memcpy(static_cast<void*>(back.data()), bytes, back.size() * sizeof(To));
+    }}});
+    return back;
+}
+std::vector<int> bits(const std::vector<bf16>& values) {
+    std::vector<int> all;
+    for (const bf16 v : values) all.push_back(v.bits);
+    return all;
+}
+
+// Forty lines that know nothing of safetensors.cpp: name -> dtype, shape and bytes.
+std::map<std::string, std::string> parsed(const std::string& path) {
+    const std::string file = get(path);
+    uint64_t length = 0;
+    REQUIRE(file.size() >= 8);
+    std::memcpy(&length, file.data(), 8);
+    REQUIRE(8 + length <= file.size());
+    std::map<std::string, std::string> tensors;
+    size_t covered = 0;
+    const auto header = nlohmann::json::parse(file.substr(8, length));
+    for (const auto& [name, t] : header.items()) {
+        if (name == "__metadata__") continue;
+        const size_t begin = t.at("data_offsets")[0], end = t.at("data_offsets")[1];
+        REQUIRE(8 + length + end <= file.size());
+        covered += end - begin;
+        tensors[name] = t.at("dtype").get<std::string>() + t.at("shape").dump() +
+                        file.substr(8 + length + begin, end - begin);
+    }
+    CHECK(8 + length + covered == file.size());
+    return tensors;
+}
+
+// A folder in two shards, with tensors of three types, tokenizer and more.
+struct Sharded : TempFolder {
+    const std::string dir = *this / "hf", one = "model-00001-of-00002.safetensors",
+                      two = "model-00002-of-00002.safetensors";
+    Sharded() {
+        put("hf/config.json", "{\"model_type\":\"llama\",   \"torch_dtype\":\"bfloat16\", \"rope_theta\": 5e5}");
+        put("hf/tokenizer.json", "{\"a\": 1}");
+        put("hf/tokenizer_config.json", "{ }");
+        put("hf/generation_config.json", "{\"temperature\":0.6}");
+        put("hf/chat_template.jinja", "{{ x }}");
+        put("hf/notes.bin", "no");
+        put("hf/state/optimizer.safetensors", "never read");
+        const std::map<std::string, std::string> metadata = {{"format", "pt"}};
+        write_safetensors(dir + "/" + one, {source("a", "F32", {2, 1}, "aaaabbbb"),
+                                            source("b", "BF16", {1, 3}, "cdefgh")}, metadata);
+        write_safetensors(dir + "/" + two, {source("c", "F16", {1}, "ij"), source("d", "F32", {0}, "")}, metadata);
+        const nlohmann::json map = {{"a", one}, {"b", one}, {"c", two}, {"d", two}};
+        put("hf/model.safetensors.index.json",
+            nlohmann::json({{"metadata", {{"total_size", 16}}}, {"weight_map", map}}).dump());
+    }
+};
+
+}  // namespace
+
+TEST_SUITE("model_folder") {
+
+TEST_CASE("missing, unexpected and different tensors are listed in one line before anything is stored") {
+    const TempFolder temp;
+    const std::string file = (temp.path / "x.safetensors").string();
+    const std::vector<TensorSource> tensors = {source("a", "F32", {1}, "aaaa"), source("b", "F32", {2, 1}, "bbbbbbbb"),
+                                               source("x", "U8", {1}, "x")};
+    write_safetensors(file, tensors, {});
+    std::string a(4, '?'), b(8, '?'), x(1, '?');
+    const TensorTarget ta = target("a", "F32", {1}, &a), tb = target("b", "F32", {2, 1}, &b),
+                       tx = target("x", "U8", {1}, &x), turned = target("b", "F32", {1, 2}, &b);
+    CHECK(error_of([&] { load_tensors(file, {ta, turned, target("m.a", "F32", {1}, &a)}); }) ==
+          file + ": not the tensors that this model needs; missing: m.a; not expected: x; "
+                 "different: b is F32 (2, 1), expected F32 (1, 2)");
+    CHECK(contains(error_of([&] { load_tensors(file, {ta, tb, target("x", "I8", {1}, &x)}); }),
+                   "different: x is U8 (1), expected I8 (1)"));
+    std::vector<TensorTarget> many = {ta, tb, tx};
+    for (char n = 'a'; n < 'm'; ++n) many.push_back(target(std::string("m") + n, "U8", {1}, &x));
+    CHECK(contains(error_of([&] { load_tensors(file, many); }),
+                   "missing: ma, mb, mc, md, me, mf, mg, mh, mi, mj and 2 more"));
+    CHECK(a + b + x == std::string(13, '?'));
+    load_tensors(file, {tx, tb, ta});
+    CHECK(a + b + x == "aaaabbbbbbbbx");
+}
+
+TEST_CASE("a model in shards is loaded by its index, which must tell the truth") {
+    const TempFolder temp;
+    const std::string folder = temp.path.string(), one = folder + "/model-00001-of-00002.safetensors",
+                      two = folder + "/model-00002-of-00002.safetensors",
+                      index = folder + "/model.safetensors.index.json";
+    std::string a(1, '?'), b(1, '?'), c(1, '?');
+    const std::vector<TensorTarget> all = {target("a", "U8", {1}, &a), target("b", "U8", {1}, &b),
+                                           target("c", "U8", {1}, &c)};
+    const auto error = [&] { return error_of([&] { load_model_tensors(folder, all); }); };
+    const auto map = [&](const std::string& entries) {
+        put(index, "{\"metadata\":{},\"weight_map\":{" + entries + "}}");
+    };
+    const std::string first = "\"model-00001-of-00002.safetensors\"", second = "\"model-00002-of-00002.safetensors\"";
+    const std::string truth = "\"a\":" + first + ",\"c\":" + first + ",\"b\":" + second;
+
+    CHECK(contains(error(), "has neither model.safetensors nor model.safetensors.index.json"));
+    write_safetensors(one, {source("a", "U8", {1}, "A"), source("c", "U8", {1}, "C")}, {});
+    map(truth);
+    CHECK(contains(error(), two + ": cannot be opened"));
+    write_safetensors(two, {source("b", "U8", {1}, "B")}, {});
+    CHECK(error() == "");
+    CHECK(a + b + c == "ABC");
+    map("\"a\":" + first + ",\"b\":" + second);
+    CHECK(contains(error(), one + ": tensor c is not listed for this file"));
+    map(truth + ",\"d\":" + second);
+    CHECK(contains(error(), "tensor d is not in model-00002"));
+    map(truth + ",\"d\":\"../x\"");
+    CHECK(contains(error(), "a shard lies outside the folder: ../x"));
+    put(index, "{\"weight_map\":3}");
+    CHECK(contains(error(), index + ": damaged"));
+    map(truth);
+    write_safetensors(two, {source("b", "U8", {1}, "B"), source("c", "U8", {1}, "C")}, {});
+    CHECK(contains(error(), two + ": tensor c is not listed for this file"));
+    write_safetensors(two, {source("b", "I8", {1}, "B")}, {});
+    CHECK(contains(error(), "different: b is I8 (1), expected U8 (1)"));
+}
+
+TEST_CASE("every type is read as every other: rounded to nearest, ties to even, infinity and NaN kept") {
+    const std::vector<uint16_t> half = {0x3C00, 0x8001, 0x03FF, 0x0400, 0xFBFF, 0x7C00, 0xFC00, 0x8000};
+    const std::vector<double> values = {1, -std::ldexp(1.0, -24), std::ldexp(1023.0, -24), std::ldexp(1.0, -14),
+                                        -65504, INFINITY, -INFINITY, -0.0};
+    CHECK(loaded<double>("F16", half, "F64") == values);
+    CHECK(loaded<float>("F16", half, "F32") == std::vector<float>(values.begin(), values.end()));
+    CHECK(std::signbit(loaded<float>("F16", half, "F32").back()));
+    CHECK(std::isnan(loaded<float>("F16", std::vector<uint16_t>{0xFE01}, "F32")[0]));
+
+    const float ulp = std::ldexp(1.0f, -7);            // of bf16 at 1
+    const std::vector<float> floats = {1 + ulp / 2, 1 + ulp * 3 / 2, 1 + ulp / 2 + std::ldexp(1.0f, -23),
+                                       -1 - ulp * 3 / 4, 3.4e38f, INFINITY, std::ldexp(1.0f, -133),
+                                       std::ldexp(1.0f, -134)};
+    CHECK(bits(loaded<bf16>("F32", floats, "BF16")) ==
+          std::vector<int>{0x3F80, 0x3F82, 0x3F81, 0xBF81, 0x7F80, 0x7F80, 1, 0});
+    CHECK(std::isnan(float(loaded<bf16>("F32", std::vector<float>{NAN}, "BF16")[0])));
+    const double tie = 1 + std::ldexp(1.0, -8);        // rounded by way of a float, its neighbours would be ties too
+    const std::vector<double> doubles = {tie, std::nextafter(tie, 2), std::nextafter(tie, 0), -std::nextafter(tie, 2),
+                                         1e300};
+    CHECK(bits(loaded<bf16>("F64", doubles, "BF16")) == std::vector<int>{0x3F80, 0x3F81, 0x3F80, 0xBF81, 0x7F80});
+    CHECK(loaded<float>("F64", doubles, "F32")[1] == float(tie));
+    CHECK(loaded<double>("BF16", std::vector<uint16_t>{0x3F81, 0xFF80}, "F64") ==
+          std::vector<double>{1 + 1.0 / 128, -INFINITY});
+    const std::vector<uint16_t> odd = {0x7F81, 0xFFFF, 1};   // a type of its own is copied: NaNs keep their bits
+    CHECK(bits(loaded<bf16>("BF16", odd, "BF16")) == std::vector<int>{0x7F81, 0xFFFF, 1});
+    CHECK(contains(error_of([&] { loaded<float>("I32", std::vector<int>{1}, "F32"); }),
+                   "w is I32 (1), expected F32 (1)"));
+}
+
+TEST_CASE("B8: optimizer state that is missing or of another type is an error that names it") {
+    const TempFolder temp;
+    const std::string file = temp / "optimizer.safetensors";
+    std::string m(4, '?'), v(4, '?');
+    const std::vector<TensorTarget> state = {target("m.w", "F32", {1}, &m), target("v.w", "F32", {1}, &v)};
+    const auto error = [&] { return error_of([&] { load_tensors(file, state); }); };
+    CHECK(contains(error(), file + ": cannot be opened"));
+    write_safetensors(file, {source("m.w", "F32", {1}, "mmmm")}, {});
+    CHECK(contains(error(), "missing: v.w"));
+    write_safetensors(file, {source("m.w", "F32", {1}, "mmmm"), source("v.w", "BF16", {1}, "vv")}, {});
+    CHECK(contains(error(), "different: v.w is BF16 (1), expected F32 (1)"));
+    CHECK(m + v == "????????");
+    write_safetensors(file, {source("m.w", "F32", {1}, "mmmm"), source("v.w", "F32", {1}, "vvvv")}, {});
+    CHECK(error() == "");
+    CHECK(m + v == "mmmmvvvv");
+}
+
+TEST_CASE("E5: a tied head may be left out or equal the embedding, but not differ; an untied one is kept") {
+    const TempFolder temp;
+    const std::string dir = temp.path.string();
+    const auto write = [&](const std::vector<TensorSource>& tensors) {
+        write_safetensors(temp / "model.safetensors", tensors, {});
+    };
+    for (const std::string embedding : {"model.embed_tokens.weight", "transformer.wte.weight"}) {
+        CAPTURE(embedding);
+        std::string e(8, '?'), h(8, '?');
+        const std::vector<TensorTarget> tied = {target(embedding, "F32", {2, 1}, &e)},
+                                        untied = {tied[0], target("lm_head.weight", "F32", {2, 1}, &h)};
+        const TensorSource table = source(embedding, "F32", {2, 1}, "eeeeEEEE");
+        const auto error = [&](const std::vector<TensorTarget>& targets) {
+            return error_of([&] { load_model_tensors(dir, targets); });
+        };
+        write({table});
+        CHECK(error(tied) == "");
+        CHECK(e == "eeeeEEEE");
+        CHECK(contains(error(untied), "missing: lm_head.weight"));
+        write({table, source("lm_head.weight", "F32", {2, 1}, "eeeeEEEE")});
+        e = "????????";
+        CHECK(error(tied) == "");
+        CHECK(e == "eeeeEEEE");
+        e = "????????";
+        for (const TensorSource& head : {source("lm_head.weight", "F32", {2, 1}, "eeeeEEEF"),
+                                         source("lm_head.weight", "F32", {1, 2}, "eeeeEEEE")}) {
+            write({table, head});
+            CHECK(contains(error(tied), "lm_head.weight differs from " + embedding));
+        }
+        CHECK(e == "????????");
+        write({table, source("lm_head.weight", "F32", {2, 1}, "hhhhHHHH")});
+        CHECK(error(untied) == "");
+        CHECK(e + h == "eeeeEEEEhhhhHHHH");
+    }
+}
+
+TEST_CASE("old files load: without the first part of the names, with masks and frequencies in them") {
+    const TempFolder temp;
+    std::string w(4, '?'), b(4, '?');
+    const std::vector<TensorTarget> gpt2 = {target("transformer.wte.weight", "F32", {1}, &w),
+                                            target("transformer.h.0.attn.c_attn.bias", "F32", {1}, &b)};
+    std::vector<TensorSource> tensors = {
+        source("wte.weight", "F32", {1}, "wwww"), source("h.0.attn.c_attn.bias", "F32", {1}, "bbbb"),
+        source("h.0.attn.bias", "F32", {1, 1}, "mask"), source("h.0.attn.masked_bias", "F32", {}, "-1e4"),
+        source("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {1}, "freq")};
+    const auto error = [&] {
+        write_safetensors(temp / "model.safetensors", tensors, {});
+        return error_of([&] { load_model_tensors(temp.path.string(), gpt2); });
+    };
+    CHECK(error() == "");
+    CHECK(w + b == "wwwwbbbb");
+    tensors.push_back(source("h.0.attn.other", "F32", {1}, "xxxx"));
+    CHECK(contains(error(), "not expected: h.0.attn.other"));
+    tensors.back() = source("transformer.wte.weight", "F32", {1}, "WWWW");   // both names: one of them is too many
+    CHECK(contains(error(), "not expected: "));
+}
+
+TEST_CASE("C8: while a model is loaded and converted, one tensor of it is in memory") {
+    const std::string status = "/proc/self/status", reset = "/proc/self/clear_refs";
+    if (!fs::exists(reset)) {
+        MESSAGE("skipped: no /proc/self/clear_refs");
+        return;
+    }
+    const auto peak = [&] {                            // KiB
+        const std::string text = get(status);
+        return std::stol(text.substr(text.find("VmHWM:") + 6));
+    };
+    const TempFolder temp;
+    const long n = 1 << 20;
+    std::vector<TensorSource> tensors;
+    std::vector<TensorTarget> targets;
+    double sum = 0;
+    for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"}) {
+        tensors.push_back({name, "F16", {n}, [](void* to) { std::memset(to, 0x3C, size_t(2 * n)); }});
+        targets.push_back({name, "F64", {n}, [&](const void* from) { sum += *static_cast<const double*>(from); }});
+    }
+    write_safetensors(temp / "model.safetensors", tensors, {});
+    put(reset, "5");
+    const long before = peak();
+    load_model_tensors(temp.path.string(), targets);
+    CHECK(sum > 8);
+    CHECK(peak() - before < 10 * 1024);                // 8 MiB once, not 10 (read and converted), 16 or 64
+    CHECK(peak() - before > 7 * 1024);
+}
+
+TEST_CASE("E9: an export is every tensor byte for byte, the other files verbatim, and an index of files that exist") {
+    const Sharded hf;
+    const std::string to = hf / "out/copy";
+    const Exported done = export_folder(hf.dir, to);
+    CHECK(done.tensors == 4);
+    CHECK(done.bytes == 8 + 6 + 2);
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(to)) names.insert(entry.path().filename().string());
+    CHECK(names == std::set<std::string>{"config.json", "tokenizer.json", "tokenizer_config.json",
+                                         "generation_config.json", "chat_template.jinja", hf.one, hf.two,
+                                         "model.safetensors.index.json"});
+    for (const std::string& name : names) {
+        CAPTURE(name);
+        if (name.ends_with(".safetensors")) CHECK((parsed(to + "/" + name) == parsed(hf.dir + "/" + name)));
+        else CHECK(get(to + "/" + name) == get(hf.dir + "/" + name));
+    }
+    const auto map = nlohmann::json::parse(get(to + "/model.safetensors.index.json")).at("weight_map");
+    for (const auto& [tensor, file] : map.items())
+        CHECK(parsed(to + "/" + file.get<std::string>()).count(tensor) == 1);
+    CHECK(!fs::exists(to + ".tmp"));
+    CHECK(dtype_of_folder(to) == "F32");
+
+    CHECK(contains(error_of([&] { export_folder(hf.dir, to); }), to + ": is there already"));
+    put(hf.dir + "/" + hf.two, "cut");
+    CHECK(contains(error_of([&] { export_folder(hf.dir, hf / "second"); }), hf.two));
+    CHECK(!fs::exists(hf / "second"));
+}
+
+TEST_CASE("a config.json keeps every field and their order when the weights change their type") {
+    const std::string old = "{\"rope_theta\": 500000.0,\"torch_dtype\":\"bfloat16\",\"a\":{\"z\":1,\"b\":[1e-05]}}";
+    CHECK(with_dtype(old, "bfloat16") == old);
+    const std::string changed = with_dtype(old, "float32");
+    CHECK(nlohmann::ordered_json::parse(changed).dump() ==
+          "{\"rope_theta\":500000.0,\"torch_dtype\":\"float32\",\"a\":{\"z\":1,\"b\":[1e-05]}}");
+    CHECK(nlohmann::json::parse(with_dtype("{\"dtype\":\"float16\"}", "float32")).dump() == "{\"dtype\":\"float32\"}");
+}
+
+}
