@@ -1,5 +1,5 @@
 // parsers.h - every parser of bytes that a stranger may have written, each as one function of those bytes.
-// Copy with: test/host.h, checkpoint.h, config.h, dataloader.h, report.h, shards.h and what they name
+// Copy with: test/host.h, checkpoint.h, config.h, dataloader.h, model_folder.h, report.h, shards.h and what they name
 // The contract: a parser loads, or throws Error with one line. test/damage_test.cpp cuts and flips good files; the
 // targets in test/fuzz/ let libFuzzer write bad ones.
 #pragma once
