@@ -126,20 +126,24 @@ void Learner::merge_in(uint32_t word, const Merge& m) {
     w.length = to;
 }
 
-}  // namespace
-
-Splitter whole_text() { return {"", [](std::string_view text) { return text.size(); }}; }
-
-Splitter plain_words() {
-    return {R"('(?:[sdmt]|ll|ve|re)| ?[A-Za-z\x{80}-\x{10FFFF}]+| ?[0-9]{1,3}|)"
-            R"( ?[^\t-\r 0-9A-Za-z\x{80}-\x{10FFFF}]+|[\t-\r ]+(?= [^\t-\r ])|[\t-\r ]+)", first_plain_word};
-}
-
 // White space stands only at the front of a word, or makes the whole of it.
-size_t next_cut(std::string_view text, size_t at) {
+size_t next_plain_cut(std::string_view text, size_t at) {
     for (at = std::max<size_t>(at, 1); at < text.size(); ++at)
         if (kind_of(text[at]) == Kind::space && kind_of(text[at - 1]) != Kind::space) return at;
     return text.size();
+}
+
+}  // namespace
+
+Splitter whole_text() {
+    return {"", [](std::string_view text) { return text.size(); },
+            [](std::string_view text, size_t) { return text.size(); }};
+}
+
+Splitter plain_words() {
+    return {R"('(?:[sdmt]|ll|ve|re)| ?[A-Za-z\x{80}-\x{10FFFF}]+| ?[0-9]{1,3}|)"
+            R"( ?[^\t-\r 0-9A-Za-z\x{80}-\x{10FFFF}]+|[\t-\r ]+(?= [^\t-\r ])|[\t-\r ]+)",
+            first_plain_word, next_plain_cut};
 }
 
 Merges::Merges(std::vector<Merge> ranked) : ranked_(std::move(ranked)) {
@@ -193,7 +197,7 @@ void count_words(WordCounts& counts, std::string_view text, long threads) {
     const size_t parts = std::min(size_t(threads), text.size() / worth_a_thread + 1), target = text.size() / parts;
     std::vector<std::future<WordCounts>> others;
     for (size_t i = 1; i < parts; ++i) {
-        const std::string_view part = text.substr(0, next_cut(text, target));
+        const std::string_view part = text.substr(0, next_plain_cut(text, target));
         text.remove_prefix(part.size());
         others.push_back(std::async(std::launch::async, [=] { WordCounts c; count(c, part); return c; }));
     }

@@ -13,11 +13,12 @@ namespace baretrain {
 struct Splitter {
     std::string regex;                                 // the same rule, as tokenizer.json says it
     size_t (*first_word)(std::string_view text);       // how many bytes it has; text is not empty
+    // The first place at or behind `at` where a text may be cut in two that have the same words as the whole; its size
+    // if there is none. It is never inside of a special token's name.
+    size_t (*next_cut)(std::string_view text, size_t at);
 };
 Splitter whole_text();                                 // a text is one word
 Splitter plain_words();                                // the one that our own tokenizers are trained with
-// The first place at or behind `at` where a text may be cut in two that give plain_words the same words as the whole.
-size_t next_cut(std::string_view text, size_t at);
 
 struct Merge { int left, right, result; };
 

@@ -122,12 +122,11 @@ inline int tokenize(const Config& c) {
         return 0;
     }
     const Tokenizer tokenizer = load_tokenizer(c.tokenizer);
-    const Parse parse = c.special == "parse" ? Parse::special : Parse::ordinary;
-    const Encode encode = [&](const std::string& text) { return tokenizer.encode(text, parse); };
+    const Encoder encode{tokenizer, c.special == "parse" ? Parse::special : Parse::ordinary};
     if (c.decode) decode_lines(std::cin, std::cout, tokenizer);
     else if (c.lines) encode_lines(std::cin, std::cout, encode);
     else {
-        const long ids = tokenize_files(inputs, tokenizer, encode, c.output, default_team());
+        const long ids = tokenize_files(inputs, encode, c.output, default_team());
         std::printf("%s: %s ids of %d bytes from %s\n", c.output.c_str(), short_number(double(ids)).c_str(),
                     vocabulary_of(tokenizer).id_bytes(), inputs.describe().c_str());
     }

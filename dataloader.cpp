@@ -72,9 +72,7 @@ Tokens read_source(Corpus& corpus, const Source& source, const Tokenizer& tokeni
     Tokens tokens(vocabulary.size);
     for (const std::string& file : shards ? files : std::vector<std::string>())
         tokens.append(open_shard(file, vocabulary));
-    if (!shards)
-        encode_files(files, [&](const std::string& text) { return tokenizer.encode(text); }, tokenizer.end_of_text(),
-                     threads, [&](const Ids& ids) { tokens.append(ids); });
+    if (!shards) encode_files(files, {tokenizer}, threads, [&](const Ids& ids) { tokens.append(ids); });
     for (const std::string& file : files) corpus.bytes += fs::file_size(file);
     for (const auto& [why, count] : source.inputs.left_out) corpus.inputs.left_out[why] += count;
     corpus.inputs.files.insert(corpus.inputs.files.end(), files.begin(), files.end());

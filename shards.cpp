@@ -90,6 +90,8 @@ ShardWriter::ShardWriter(const std::string& path, const Vocabulary& vocabulary)
     file_.write(blank, header_bytes);
 }
 
+ShardWriter::~ShardWriter() { std::remove((path_ + ".tmp").c_str()); }   // after close() there is none
+
 void ShardWriter::append(const std::vector<int>& ids) {
     check_ids(ids.data(), long(ids.size()), vocabulary_.size, path_, tokens_);
     std::vector<char> bytes(ids.size() * size_t(vocabulary_.id_bytes()));

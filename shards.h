@@ -28,10 +28,11 @@ struct Shard {
 // Checks all but the ids: these are checked when they are read.
 Shard open_shard(const std::string& path, const Vocabulary& vocabulary);
 
-// Writes path.tmp; close() gives it its header and its name, so that what was cut off is no shard.
+// Writes path.tmp; close() gives it its header and its name. Without close() nothing stays.
 class ShardWriter {
 public:
     ShardWriter(const std::string& path, const Vocabulary& vocabulary);
+    ~ShardWriter();
     void append(const std::vector<int>& ids);
     long close();                                      // how many ids the shard holds
 private:

@@ -3,13 +3,12 @@
 #include "device/error.h"
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <glob.h>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <thread>
 
 namespace baretrain {
 
@@ -18,7 +17,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr size_t bytes_at_once = 4 << 20;              // of text that each thread gets, unless a document is longer
+constexpr size_t bytes_at_once = 4 << 20;              // of text for each thread, unless a document is longer
+constexpr size_t bytes_of_part = 1 << 20;              // and of a document that is cut
 
 // Why a file is not text; empty: it is.
 std::string why_no_text(const fs::path& path) {
@@ -93,20 +93,14 @@ void read_documents(const std::string& path, const std::function<void(std::strin
     if (empty) fail(path + ": is empty; give a file with text");
 }
 
-// Calls work(i) for all i below n. Of several errors that of the smallest i comes out.
+// Calls work(i) for all i below n.
 void on_threads(int threads, size_t n, const std::function<void(size_t)>& work) {
     std::atomic<size_t> next = 0;
-    std::vector<std::exception_ptr> errors(n);
-    const auto take = [&] {
-        for (size_t i; (i = next++) < n;)
-            try { work(i); } catch (...) { errors[i] = std::current_exception(); }
-    };
-    std::vector<std::thread> team;
-    for (size_t t = 1; t < std::min(n, size_t(threads)); ++t) team.emplace_back(take);
+    const auto take = [&] { for (size_t i; (i = next++) < n;) work(i); };
+    std::vector<std::future<void>> others;
+    for (size_t t = 1; t < std::min(n, size_t(threads)); ++t) others.push_back(std::async(std::launch::async, take));
     take();
-    for (std::thread& t : team) t.join();
-    for (const std::exception_ptr& error : errors)
-        if (error) std::rethrow_exception(error);
+    for (std::future<void>& other : others) other.get();
 }
 
 }  // namespace
@@ -134,17 +128,24 @@ void add_inputs(Inputs& inputs, const std::string& flag, const std::string& path
                                                                              : inputs.files.push_back(match);
 }
 
-void encode_files(const std::vector<std::string>& files, const Encode& encode, int end_of_text, int threads,
+void encode_files(const std::vector<std::string>& files, const Encoder& encode, int threads,
                   const std::function<void(const Ids&)>& use) {
     std::vector<std::string> documents;
     size_t bytes = 0;
     bool first = true;
     const auto flush = [&] {
-        std::vector<Ids> ids(documents.size());
-        on_threads(threads, documents.size(), [&](size_t i) { ids[i] = encode(documents[i]); });
-        for (const Ids& document : ids) {
-            if (!std::exchange(first, false)) use({end_of_text});
-            use(document);
+        std::vector<std::string_view> parts;
+        for (std::string_view rest : documents)
+            for (size_t cut; !rest.empty(); rest.remove_prefix(cut)) {
+                cut = rest.size() > bytes_of_part ? encode.tokenizer.next_cut(rest, bytes_of_part) : rest.size();
+                parts.push_back(rest.substr(0, cut));
+            }
+        std::vector<Ids> ids(parts.size());
+        on_threads(threads, parts.size(), [&](size_t i) { ids[i] = encode(parts[i]); });
+        size_t part = 0;
+        for (const std::string& document : documents) {
+            if (!std::exchange(first, false)) use({encode.tokenizer.end_of_text()});
+            for (size_t done = 0; done < document.size(); done += parts[part++].size()) use(ids[part]);
         }
         documents.clear(), bytes = 0;
     };
@@ -175,15 +176,14 @@ void write_tokenizer(const Tokenizer& tokenizer, const std::string& out) {
     for (const auto& [name, content] : files) write_whole(out + "/" + name, content);
 }
 
-long tokenize_files(const Inputs& inputs, const Tokenizer& tokenizer, const Encode& encode, const std::string& out,
-                    int threads) {
+long tokenize_files(const Inputs& inputs, const Encoder& encode, const std::string& out, int threads) {
     if (!out.ends_with(".bin")) fail(out + ": a token shard is called .bin, so that --data knows it; give -o F.bin");
-    ShardWriter shard(out, vocabulary_of(tokenizer));
-    encode_files(inputs.files, encode, tokenizer.end_of_text(), threads, [&](const Ids& ids) { shard.append(ids); });
+    ShardWriter shard(out, vocabulary_of(encode.tokenizer));
+    encode_files(inputs.files, encode, threads, [&](const Ids& ids) { shard.append(ids); });
     return shard.close();
 }
 
-void encode_lines(std::istream& in, std::ostream& out, const Encode& encode) {
+void encode_lines(std::istream& in, std::ostream& out, const Encoder& encode) {
     long number = 0;
     for (std::string line; out && std::getline(in, line);)
         out << json(encode(text_of_line("standard input", ++number, line))).dump() << std::endl;

@@ -1,7 +1,7 @@
 // tokenize.h - text files to token ids on all cores: which files, what their documents are; and JSON lines in and out.
 // Copy with: tokenize.cpp, shards.h, tokenizer.h and what they name, nlohmann-json
 // A file is one document. A .jsonl file has one in each line: {"text": "..."}, other members are ignored. Documents
-// without text are left out. Each document is encoded whole, on one core, so the number of threads changes no id.
+// without text are left out. A long one is cut where that changes no id; the number of threads changes none either.
 #pragma once
 #include "shards.h"
 #include "tokenizer.h"
@@ -25,8 +25,12 @@ void add_inputs(Inputs& inputs, const std::string& flag, const std::string& path
 
 // Calls use(ids) for the documents of text files, in order, with end-of-text between them.
 using Ids = std::vector<int>;
-using Encode = std::function<Ids(const std::string&)>;
-void encode_files(const std::vector<std::string>& files, const Encode& encode, int end_of_text, int threads,
+struct Encoder {
+    const Tokenizer& tokenizer;
+    Parse parse = Parse::ordinary;
+    Ids operator()(std::string_view text) const { return tokenizer.encode(text, parse); }
+};
+void encode_files(const std::vector<std::string>& files, const Encoder& encode, int threads,
                   const std::function<void(const Ids&)>& use);
 
 Vocabulary vocabulary_of(const Tokenizer& tokenizer);
@@ -35,9 +39,8 @@ Vocabulary vocabulary_of(const Tokenizer& tokenizer);
 // documents as one shard (how many ids it has); line by line, {"text": "..."} to a list of ids, and back.
 Tokenizer learn_tokenizer(const Inputs& inputs, long vocab, int threads);
 void write_tokenizer(const Tokenizer& tokenizer, const std::string& out);
-long tokenize_files(const Inputs& inputs, const Tokenizer& tokenizer, const Encode& encode, const std::string& out,
-                    int threads);
-void encode_lines(std::istream& in, std::ostream& out, const Encode& encode);
+long tokenize_files(const Inputs& inputs, const Encoder& encode, const std::string& out, int threads);
+void encode_lines(std::istream& in, std::ostream& out, const Encoder& encode);
 void decode_lines(std::istream& in, std::ostream& out, const Tokenizer& tokenizer);
 
 }  // namespace baretrain

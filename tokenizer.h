@@ -20,6 +20,8 @@ public:
     long vocab() const { return long(pieces_.size()); }
     int end_of_text() const { return end_of_text_; }
     std::vector<int> encode(std::string_view text, Parse parse = Parse::ordinary) const;
+    // Where a text may be cut in two that have the ids of the whole (Splitter, bpe.h).
+    size_t next_cut(std::string_view text, size_t at) const { return splitter_.next_cut(text, at); }
     std::string decode(const std::vector<int>& ids, Special special = Special::hide) const;   // byte for byte
     const std::string& bytes_of(int id) const;         // that the token stands for; of <|endoftext|>: none
     uint64_t hash() const;                             // of all that decides the ids

@@ -94,6 +94,7 @@ TEST_CASE("plain words: the last space belongs to the word behind it, digits go 
         CHECK(words_of(text) == words);
     }
     CHECK(whole_text().first_word("a b") == 3);
+    CHECK(whole_text().next_cut("a b", 1) == 3);
 }
 
 TEST_CASE("the regular expression in tokenizer.json cuts as our own code does") {
@@ -120,7 +121,7 @@ TEST_CASE("the regular expression in tokenizer.json cuts as our own code does") 
 TEST_CASE("words are counted the same by one thread and by several") {
     const std::string some = random_text(1, 3000, "ab' \n1.\xC3\xA9");
     for (size_t at = 0; at < some.size(); at += 7) {
-        const size_t cut = next_cut(some, at);
+        const size_t cut = plain_words().next_cut(some, at);
         std::vector<std::string> parts = words_of(some.substr(0, cut));
         for (const std::string& word : words_of(some.substr(cut))) parts.push_back(word);
         CHECK(parts == words_of(some));

@@ -1,9 +1,7 @@
 // tokenize_test.cpp - which files and documents are read, ids that do not depend on threads, and JSON lines both ways.
 #include "tokenize.h"
 #include "host.h"
-#include <algorithm>
 #include <sstream>
-#include <thread>
 
 using namespace baretrain;
 using namespace baretrain::test;
@@ -11,7 +9,7 @@ using namespace baretrain::test;
 namespace {
 
 const Tokenizer byte = Tokenizer::bytes();
-const Encode encode = [](const std::string& text) { return byte.encode(text); };
+const Encoder encode{byte};
 
 std::vector<std::string> inputs_of(const std::string& path) {
     Inputs inputs;
@@ -19,11 +17,14 @@ std::vector<std::string> inputs_of(const std::string& path) {
     return inputs.files;
 }
 
-std::string text_of(const std::vector<std::string>& files, int threads = 1) {
+Ids ids_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, int threads) {
     Ids all;
-    encode_files(files, encode, byte.end_of_text(), threads,
+    encode_files(files, {tokenizer, Parse::special}, threads,
                  [&](const Ids& ids) { all.insert(all.end(), ids.begin(), ids.end()); });
-    return byte.decode(all, Special::show);
+    return all;
+}
+std::string text_of(const std::vector<std::string>& files, int threads = 1) {
+    return byte.decode(ids_of(files, byte, threads), Special::show);
 }
 
 std::string lines(const std::string& in, bool decode = false) {
@@ -89,25 +90,22 @@ TEST_CASE("a bad line of a .jsonl file is named with its file and number") {
     }
 }
 
-TEST_CASE("the ids do not depend on the number of threads, nor does the error") {
+TEST_CASE("the ids do not depend on the number of threads or on where a long document is cut") {
     const TempFolder f;
-    std::string many;
+    std::string many, prose;
     for (int i = 0; i < 300; ++i)
         many += "{\"text\": \"" + std::string(size_t(i * 37 % 101), char('a' + i % 26)) + "\"}\n";
-    const std::string path = f.put("a.jsonl", many), large = f.put("b.txt", std::string(9 << 20, 'x') + "end");
-    const std::vector<std::string> files = {path, large, path};
-    const std::string one = text_of(files);
-    for (int threads : {2, 3, 16}) CHECK(text_of(files, threads) == one);
-
-    const Encode picky = [](const std::string& text) -> Ids {
-        if (text[0] == 'h' || text[0] == 'k') throw Error("a text of " + std::to_string(text.size()));
-        return {1};
-    };
-    const auto error = [&](int threads) {
-        return error_of([&] { encode_files(files, picky, 2, threads, [](const Ids&) {}); });
-    };
-    CHECK(error(1) == "a text of 57");
-    for (int threads : {2, 4}) CHECK(error(threads) == error(1));
+    for (unsigned n = 7; prose.size() < 5 << 20; n = n * 1103515245 + 12345)
+        prose += (n >> 16) % 50 ? std::string(1 + (n >> 20) % 3, ' ') + "ab,c'd" + std::to_string(n >> 28) : "<|endoftext|>\n";
+    const std::string path = f.put("a.jsonl", many), large = f.put("b.txt", prose);
+    WordCounts words;
+    count_words(words, prose.substr(0, 10000));
+    for (const Tokenizer& tokenizer : {byte, train_bpe(words, 270)}) {
+        const std::vector<std::string> files = {path, large, path};
+        const Ids one = ids_of(files, tokenizer, 1);
+        for (int threads : {2, 3, 16}) CHECK((ids_of(files, tokenizer, threads) == one));
+        CHECK((ids_of({large}, tokenizer, 2) == tokenizer.encode(prose, Parse::special)));
+    }
 }
 
 TEST_CASE("tokenize writes one shard of all documents, that its tokenizer reads") {
@@ -115,14 +113,14 @@ TEST_CASE("tokenize writes one shard of all documents, that its tokenizer reads"
     Inputs inputs;
     f.put("d/a.txt", "first"), f.put("d/b.jsonl", "{\"text\": \"second\"}\n{\"text\": \"third\"}\n");
     add_inputs(inputs, "tokenize", f / "d");
-    CHECK(tokenize_files(inputs, byte, encode, f / "t.bin", 2) == 18);
+    CHECK(tokenize_files(inputs, encode, f / "t.bin", 2) == 18);
     Tokens tokens(byte.vocab());
     tokens.append(open_shard(f / "t.bin", vocabulary_of(byte)));
     CHECK(byte.decode(tokens.read(0, 18), Special::show) == "first<|endoftext|>second<|endoftext|>third");
     CHECK(!fs::exists(f / "t.bin.tmp"));
     const std::string before = get(f / "t.bin");
     add_inputs(inputs, "tokenize", f / "t.bin");
-    CHECK(error_of([&] { tokenize_files(inputs, byte, encode, f / "t.bin", 2); }) ==
+    CHECK(error_of([&] { tokenize_files(inputs, encode, f / "t.bin", 2); }) ==
           (f / "t.bin") + ": ends in .bin, as token shards do; give text files");
     CHECK(get(f / "t.bin") == before);
 }
