@@ -26,7 +26,7 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all train test tests headers tsan mutants bug copytest fuzz clang cuda deps doctor clean help need-program need-doctest FORCE
+.PHONY: all train test tests headers tsan parity mutants bug copytest fuzz clang cuda deps doctor clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -193,6 +193,10 @@ $(BUILD)/headers/%.ok: % $(BUILD)/flags
 	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include $< /dev/null
 	@touch $@
 
+# What PyTorch and transformers compute, next to what this program does: the worst errors, a row a model.
+parity:
+	@$(MAKE) --no-print-directory test SUITE=parity && sed -n 's/^parity: //p' $(BUILD)/test_kernels.log
+
 # One-line bugs (test/mutants.txt): the suites must notice every one of them; `bug` builds the trainer with one.
 mutants:
 	@test/mutants.sh $(NAME)
@@ -287,6 +291,7 @@ help:
 	@echo "make deps        install what is required (ALL=1: what is optional too)"
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
 	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with one of them"
+	@echo "make parity      the worst errors against PyTorch and transformers, a row a model"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
 	@echo "make clean"

@@ -1,0 +1,36 @@
+"""truth.py - what PyTorch and transformers say about a batch: logits, loss and every gradient, in double precision.
+
+transformers takes norms, softmax, rotations and the loss in float32 whatever the model's type is. While exact() is open
+the name means float64, so that its formulas are followed to the last digit; nothing else about them changes.
+"""
+import contextlib
+import torch
+
+
+@contextlib.contextmanager
+def exact():
+    float32, to_float = torch.float32, torch.Tensor.float
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32 = torch.float = float32
+        torch.Tensor.float = to_float
+
+
+def measure(model, ids):
+    """Logits (B, T, V), mean loss and gradients of sequences of T + 1 ids: T inputs, and T targets one further."""
+    model.zero_grad()
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    return {"logits": logits.detach(), "loss": loss.detach().reshape(1)} | {
+        "grad." + name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def relative_error(a, b):
+    """max|a-b| / max(max|a|, 1e-3 norm(a) / sqrt(n)), a being the truth."""
+    a, b = a.double(), b.double()
+    scale = max(a.abs().max(), 1e-3 * a.norm() / a.numel() ** 0.5)
+    return float((a - b).abs().max() / scale) if (a != b).any() else 0.0
