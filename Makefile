@@ -8,6 +8,8 @@ CXX        := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 DEBUG      ?=#            1: checked build, -O1 with address and undefined-behaviour sanitizers
 BARE       ?=#            1: no OpenMP and no optional library, the nearest thing to a bare Mac
 SUITE      ?=#            names of test suites: build and run only those
+ON         ?=#            host, kernels or simt: run only that of their binaries
+TEST_ARGS  ?=#            flags of doctest
 ARGS       ?=#            flags for `make train`
 CUDA_ARCHS ?= 90
 NVCC       ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
@@ -26,7 +28,8 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all train test tests headers tsan parity mutants bug copytest fuzz clang cuda deps doctor clean help need-program need-doctest FORCE
+.PHONY: all train test tests headers tsan parity mutants bug copytest fuzz kill-test test-long clang cuda deps doctor
+.PHONY: clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -159,8 +162,8 @@ build/tsan/quick build/tsan/full$(subst $() ,+,$(strip $(SUITE))): | need-doctes
 	@$(TSAN_CXX) -fsanitize=thread $^ -o $@ -pthread
 
 RACES := $(if $(filter $(TSAN_QUICK),$(SIMT_TESTS)),build/tsan/quick test/simt_race.sh)
-TESTS := $(if $(HOST_TESTS),$(BIN)/test_host) $(if $(CPU_TESTS),$(BIN)/test_kernels) \
-	$(if $(SIMT_TESTS),$(BIN)/test_simt) $(if $(SUITE),,$(if $(TSAN_CXX),$(RACES)))
+TESTS := $(filter $(if $(ON),%/test_$(ON),%),$(if $(HOST_TESTS),$(BIN)/test_host) $(if $(CPU_TESTS),$(BIN)/test_kernels) \
+	$(if $(SIMT_TESTS),$(BIN)/test_simt)) $(if $(SUITE),,$(if $(TSAN_CXX),$(RACES)))
 
 # Runs the binaries, adds up doctest's summaries; a binary that ends without one (crash, sanitizer) is one failure, a
 # script is one test.
@@ -168,7 +171,7 @@ LIMIT   := $(if $(shell command -v timeout),timeout 900)
 SUMMARY := s/^.doctest. test cases:.*| *\([0-9]*\) passed.*| *\([0-9]*\) failed.*| *\([0-9]*\) skipped.*/\1 \2 \3/p
 run = @passed=0 failed=0 skipped=0; for t in $(1); do \
 	    log=$(BUILD)/$$(basename $$t).log; echo "== $$t"; \
-	    status=0; CXX=$(TSAN_CXX) $(LIMIT) ./$$t > $$log 2>&1 || status=$$?; \
+	    status=0; CXX=$(TSAN_CXX) $(LIMIT) ./$$t $(TEST_ARGS) > $$log 2>&1 || status=$$?; \
 	    set -- $$(sed -n '$(SUMMARY)' $$log | tail -1); \
 	    case $$t in *.sh) [ $$status -ne 0 ] || set -- 1;; esac; \
 	    if [ $$status -ne 0 ] && [ $${2:-0} -eq 0 ]; then set -- $${1:-0} 1 $$3; echo "$$t: status $$status"; fi; \
@@ -224,6 +227,15 @@ fuzz: $(FUZZERS)
 	        build/fuzz/corpus/$$name > build/fuzz/$$name.log 2>&1; then passed=$$((passed + 1)); tail -1 build/fuzz/$$name.log; \
 	    else failed=$$((failed + 1)); grep -E 'ERROR|error|terminat|what|crash-' build/fuzz/$$name.log | head; fi; \
 	done; rm -rf build/fuzz/tmp; echo "$$passed passed, $$failed failed"; [ $$failed -eq 0 ] && [ $$passed -gt 0 ]
+
+# 50 kills at random moments of a run that saves after every step; `make test` does five of them.
+kill-test:
+	@BT_KILLS=50 $(MAKE) --no-print-directory test SUITE=resume TEST_ARGS='-tc=C6*'
+	@grep -h 'kills, seed' $(BUILD)/test_host.log
+
+# All that takes longer than `make test`, by name, or the k-th share of it: PART='fuzz clang', PART=2/3.
+test-long:
+	@test/long.sh $(PART)
 
 clang:
 	@$(MAKE) --no-print-directory CXX=clang++-19 BARE=1 BUILD=build/clang SUITE='$(SUITE)' test
@@ -294,6 +306,8 @@ help:
 	@echo "make parity      the worst errors against PyTorch and transformers, a row a model"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
+	@echo "make kill-test   50 kills of a run that saves each step: nothing that was saved is lost"
+	@echo "make test-long   all of the above and more, in parts (test/long.sh --list; PART='fuzz clang' or PART=1/3)"
 	@echo "make clean"
 
 -include $(shell find build -name '*.d' 2>/dev/null)
