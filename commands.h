@@ -44,7 +44,7 @@ inline void show_text(const std::string& text) {
 template <class Use> int with_type(const std::string& dtype, Use use) {
     if (dtype == "bf16" || dtype == "BF16") return use(bf16{});
     if (dtype == "fp64" || dtype == "F64") return use(double{});
-    if (dtype == "fp32" || dtype == "F32") return use(float{});
+    if (dtype == "fp32" || dtype == "F32" || dtype == "F16") return use(float{});   // float holds all that F16 can
     fail("dtype " + dtype + " is not built yet; only fp32, bf16 and fp64 work so far");
 }
 
@@ -133,6 +133,82 @@ inline int tokenize(const Config& c) {
     return 0;
 }
 
+// ---- eval -----------------------------------------------------------------------------------------------------------
+// Every token of the data but the first of each stream is a target once: windows of seq tokens, the last one shorter.
+template <class T> int eval(Config c) {
+    const Tokenizer tokenizer = load_tokenizer(c.tokenizer);
+    set_vocab(c, tokenizer.vocab());
+    const Corpus corpus = read_corpus(c.data, "0", tokenizer, 1, default_team());
+    const Params params(c.shape);
+    LossSum loss;
+    size_t bytes = 0;
+    const auto run = [&](Arena arena) {                // dry first, to know its memory
+        Inference<T> model(arena, params, c.seq);
+        RowBuffers buffers(arena, c.shape, c.batch * c.seq, c.seq);
+        const auto sum = [&](const Rows& rows) { return evaluate_rows(model.context, model.weights, buffers, rows); };
+        if (arena.dry()) {
+            Rows full;
+            for (long b = 0; b < c.batch; ++b) full.append(std::vector<int>(size_t(c.seq) + 1));
+            sum(full);
+            return arena.peak();
+        }
+        model.load(c.model);
+        Progress progress{"evaluating"};
+        for (const auto& [tokens, weight] : corpus.train)
+            for (long at = 0, last = tokens.size() - 1; at < last; at += c.batch * c.seq) {
+                Rows rows;
+                for (long w = at; w < std::min(last, at + c.batch * c.seq); w += c.seq)
+                    rows.append(tokens.read(w, std::min(last, w + c.seq) + 1));
+                loss.add(-sum(rows), rows.trained());
+                for (int id : rows.targets) bytes += tokenizer.bytes_of(id).size();
+                progress(at, last);
+            }
+        return arena.peak();
+    };
+    run(Arena(run(Arena())));
+    std::printf("loss          %.6f\nperplexity    %.4f\nbits per byte %.6f\ntokens        %ld\nbytes         %zu\n",
+                loss.mean(), std::exp(loss.mean()), loss.total / std::log(2.0) / double(bytes), loss.count, bytes);
+    return 0;
+}
+
+// ---- dump -----------------------------------------------------------------------------------------------------------
+// One batch as the training step takes it: each list a document, all in one micro-batch.
+template <class T, class Gradients> int dump(Config c, Gradients gradients) {
+    using R = Real<T>;
+    const Rows rows = read_id_lists(c.ids, c.shape.vocab, c.shape.seq);
+    const long N = long(rows.tokens.size()), V = c.shape.vocab;
+    c.batch = 1, c.seq = c.tokens_per_step = N;
+    const Params params(c.shape);
+    const auto run = [&](Arena arena) {                // dry first, to know its memory
+        Trainer<T> t(c, params, arena);
+        if (!arena.dry()) t.optimizer.load(t.device, c.model);
+        gradients(t, {rows}, N);
+        if (arena.dry()) return arena.peak();
+
+        std::vector<View<R>> units;
+        for (int u = 0; u < params.units(); ++u) units.push_back(t.grads.owned(u));
+        std::vector<TensorSource> tensors = tensor_sources<R>(t.device, params, units, "");
+        std::vector<R> logprobs(static_cast<size_t>(N));
+        copy_bytes(t.device, logprobs.data(), t.logprobs.data, logprobs.size() * sizeof(R));
+        const R loss = R(-std::accumulate(logprobs.begin(), logprobs.end(), 0.0) / double(N));
+        tensors.push_back({"loss", safetensors_dtype<R>(), {}, [&](void* to) { std::memcpy(to, &loss, sizeof loss); }});
+        tensors.push_back({"logits", safetensors_dtype<R>(), {N, V}, [&](void* to) {
+            auto ends = t.weights.gather(ends_unit);
+            for_each_logits<T>(t.context, ends->head, t.final, [&](long first, long n, View<R> logits) {
+                for (long r = 0; r < n; ++r)
+                    copy_bytes(t.device, static_cast<R*>(to) + (first + r) * V, logits.row(r), size_t(V) * sizeof(R));
+            });
+            t.weights.release(ends);
+        }});
+        write_safetensors(c.output, tensors, {});
+        std::printf("%s: loss %.6f, logits of %ld rows, %zu gradients\n", c.output.c_str(), double(loss), N,
+                    tensors.size() - 2);
+        return arena.peak();
+    };
+    run(Arena(run(Arena())));
+    return 0;
+}
+
 // ---- export ---------------------------------------------------------------------------------------------------------
 // Nothing is changed, so nothing is held: tensor after tensor is copied, once all that the model needs is known to be
 // there.
@@ -157,6 +233,8 @@ template <class Gradients, class Step> int other_command(const Config& c, Gradie
     if (name == "gradcheck") return print_gradcheck(gradients);
     if (name == "generate")
         return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c); });
+    if (name == "eval") return with_type(c.dtype, [&](auto type) { return eval<decltype(type)>(c); });
+    if (name == "dump") return with_type(c.dtype, [&](auto type) { return dump<decltype(type)>(c, gradients); });
     fail(name + ": not built yet");
 }
 

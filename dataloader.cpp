@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
@@ -173,6 +174,36 @@ long Rows::trained() const {
     return std::count_if(targets.begin(), targets.end(), [](int target) { return target != -1; });
 }
 
+void Rows::append(const std::vector<int>& ids) {
+    if (documents.empty()) documents = {0};
+    tokens.insert(tokens.end(), ids.begin(), ids.end() - 1);
+    targets.insert(targets.end(), ids.begin() + 1, ids.end());
+    for (size_t t = 0; t + 1 < ids.size(); ++t) positions.push_back(int(t));
+    documents.push_back(int(tokens.size()));
+}
+
+Rows read_id_lists(const std::string& path, long vocab, long longest) {
+    std::vector<std::vector<long>> lists;
+    try {
+        lists = nlohmann::json::parse(read_text(path)).get<std::vector<std::vector<long>>>();
+    } catch (const nlohmann::json::exception&) {
+        fail(path + ": expected JSON, a list of lists of ids");
+    }
+    Rows rows;
+    for (size_t l = 0; l < lists.size(); ++l) {
+        const std::string here = path + ": list " + std::to_string(l + 1);
+        const long n = long(lists[l].size());
+        if (n < 2 || n > longest + 1)
+            fail(here + " has " + std::to_string(n) + " ids; expected 2 to " + std::to_string(longest + 1));
+        for (long id : lists[l])
+            if (id < 0 || id >= vocab)
+                fail(here + " holds " + std::to_string(id) + "; the model's ids are below " + std::to_string(vocab));
+        rows.append({lists[l].begin(), lists[l].end()});
+    }
+    if (lists.empty()) fail(path + ": holds no list of ids");
+    return rows;
+}
+
 Loader::Loader(std::vector<TokenStream> streams, long seq, uint64_t seed)
     : streams_(std::move(streams)), seq_(seq), seed_(seed) {
     require(seq > 0, "loader: seq is positive");
@@ -205,11 +236,7 @@ Loader::Place Loader::place(long position) const {
 }
 
 void Loader::append(Rows& rows, const Place& place) const {
-    const std::vector<int> ids = streams_[place.stream].tokens.read(place.start, place.start + seq_ + 1);
-    rows.tokens.insert(rows.tokens.end(), ids.begin(), ids.end() - 1);
-    rows.targets.insert(rows.targets.end(), ids.begin() + 1, ids.end());
-    for (long t = 0; t < seq_; ++t) rows.positions.push_back(int(t));
-    rows.documents.push_back(int(rows.tokens.size()));
+    rows.append(streams_[place.stream].tokens.read(place.start, place.start + seq_ + 1));
 }
 
 Rows Loader::rows(long position, long batch) const {

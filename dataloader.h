@@ -42,7 +42,11 @@ struct Rows {
     std::vector<int> tokens, targets, positions;       // N each; a target is the next token, or -1: not trained
     std::vector<int> documents;                        // the rows where documents start, then N
     long trained() const;                              // targets that are not -1
+    void append(const std::vector<int>& ids);          // a document more: each id but the first is a target
 };
+
+// A batch as JSON: lists of ids, each a document of 2 to longest + 1 ids below vocab.
+Rows read_id_lists(const std::string& path, long vocab, long longest);
 
 // What a data-parallel rank reads: micro-step i of a step that begins at `position` is ranks * batch windows long, and
 // each rank takes the next `batch` of them. A step of n micro-steps moves the position by n * ranks * batch.

@@ -47,19 +47,25 @@ double evaluate_rows(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers
     return std::accumulate(host.begin(), host.end(), 0.0);
 }
 
-// Mean loss over every window of the data, once: total over count, so the size of a batch does not matter.
+// Total over count: no batch weighs more than its tokens.
+struct LossSum {
+    double total = 0;
+    long count = 0;
+    void add(double sum, long tokens) { total += sum, count += tokens; }
+    double mean() const { return count ? total / double(count) : 0; }
+};
+
+// Mean loss over every window of the data, once, whatever the size of a batch.
 template <class T>
 double evaluate(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Loader& data, long batch,
                 std::function<void(long done, long total)> progress) {
-    double sum = 0;
-    long count = 0;
+    LossSum loss;
     for (long first = 0; first < data.windows(); first += batch) {
         const Rows m = data.in_order(first, batch);
-        sum += evaluate_rows(c, weights, buffers, m);
-        count += m.trained();
+        loss.add(-evaluate_rows(c, weights, buffers, m), m.trained());
         progress(first, data.windows());
     }
-    return count ? -sum / double(count) : 0;
+    return loss.mean();
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
@@ -178,6 +184,25 @@ std::string sample(Generator<T>& generator, const Tokenizer& tokenizer, const st
     return text;
 }
 
+// A model that is only read: its weights, and what the operations ask for, for contexts of up to `longest` tokens.
+template <class T> struct Inference {
+    const Params& params;
+    Device device;
+    Matmul matmul;
+    WholeWeights<T> weights;
+    View<Real<T>> rope;
+    Context<T> context;
+    Inference(Arena& arena, const Params& params, long longest)
+        : params(params), device{.dry = arena.dry()}, matmul(device), weights(arena, params),
+          rope(arena.take<Real<T>>(params.shape().rotary() ? longest : 0, params.shape().head_dim)),
+          context{device, matmul, arena, params.shape(), rope} {
+        fill_rope(device, rope, rope_frequencies(params.shape()));
+    }
+    void load(const std::string& folder) {
+        load_model_tensors(folder, tensor_targets<T>(device, params, owned_units(params, weights), ""));
+    }
+};
+
 // The generate command: weights of a Hugging Face folder, then text. Run once dry to know its memory.
 template <class T>
 void generate_text(const std::string& folder, const ModelShape& shape, const std::string& prompt, long tokens,
@@ -186,16 +211,11 @@ void generate_text(const std::string& folder, const ModelShape& shape, const std
     const Params params(shape);
     const long longest = std::min(shape.seq, std::max(64L, long(tokenizer.encode(prompt).size()) + tokens));
     const auto run = [&](Arena arena) {
-        Device device{.dry = arena.dry()};
-        Matmul matmul(device);
-        WholeWeights<T> weights(arena, params);
-        const auto rope = arena.take<Real<T>>(shape.rotary() ? longest : 0, shape.head_dim);
-        fill_rope(device, rope, rope_frequencies(shape));
-        Context<T> context{device, matmul, arena, shape, rope};
-        Generator<T> generator(context, weights, longest);
+        Inference<T> model(arena, params, longest);
+        Generator<T> generator(model.context, model.weights, longest);
         if (arena.dry()) generator.feed(std::vector<int>(size_t(longest)), 0);
         else {
-            load_model_tensors(folder, tensor_targets<T>(device, params, owned_units(params, weights), ""));
+            model.load(folder);
             sample(generator, tokenizer, prompt, tokens, how, show);
         }
         return arena.peak();

@@ -229,7 +229,14 @@ TEST_CASE("each token comes as often as its probability says, after temperature,
     check(z, {.temperature = 0.5, .top_p = 0.5}, {0, 1, 0, 0});   // and after the temperature: 16/30
 }
 
-TEST_CASE("evaluation is the mean over all windows, whatever the batch, and the independent model's") {
+TEST_CASE("A8: a mean loss is total over count, not a mean of means") {
+    LossSum loss;
+    CHECK(loss.mean() == 0);
+    loss.add(6, 2), loss.add(5, 10);
+    CHECK(loss.mean() == doctest::Approx(11. / 12).epsilon(1e-15));
+}
+
+TEST_CASE("A8: evaluation is the mean over all windows, whatever the batch, and the independent model's") {
     Model<double> m(shape_of("gpt2"));
     std::vector<int> tokens;
     for (int i = 0; i < 60; ++i) tokens.push_back(i * i % 17);

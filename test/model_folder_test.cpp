@@ -2,6 +2,7 @@
 #include "model_folder.h"
 #include "device/types.h"
 #include "host.h"
+#include "parsed.h"
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -39,28 +40,6 @@ std::vector<int> bits(const std::vector<bf16>& values) {
     std::vector<int> all;
     for (const bf16 v : values) all.push_back(v.bits);
     return all;
-}
-
-// Forty lines that know nothing of safetensors.cpp: name -> dtype, shape and bytes.
-std::map<std::string, std::string> parsed(const std::string& path) {
-    const std::string file = get(path);
-    uint64_t length = 0;
-    REQUIRE(file.size() >= 8);
-    std::memcpy(&length, file.data(), 8);
-    REQUIRE(8 + length <= file.size());
-    std::map<std::string, std::string> tensors;
-    size_t covered = 0;
-    const auto header = nlohmann::json::parse(file.substr(8, length));
-    for (const auto& [name, t] : header.items()) {
-        if (name == "__metadata__") continue;
-        const size_t begin = t.at("data_offsets")[0], end = t.at("data_offsets")[1];
-        REQUIRE(8 + length + end <= file.size());
-        covered += end - begin;
-        tensors[name] = t.at("dtype").get<std::string>() + t.at("shape").dump() +
-                        file.substr(8 + length + begin, end - begin);
-    }
-    CHECK(8 + length + covered == file.size());
-    return tensors;
 }
 
 // A folder in two shards, with tensors of three types, tokenizer and more.
