@@ -68,9 +68,8 @@ inline Parser hf_config_parser() {
 
 inline Parser tokenizer_parser() {
     const std::string path = folder_of_parsers() + "/tokenizer.json";
-    const auto file = [](const Tokenizer& t) { return t.files().at("tokenizer.json"); };
     const Tokenizer trained = train_bpe({{" bears", 3}, {" bear", 2}}, 260);
-    return {"tokenizer", {file(Tokenizer::bytes()), file(trained)}, [path](const std::string& bytes) {
+    return {"tokenizer", {trained.files().at("tokenizer.json")}, [path](const std::string& bytes) {
         put(path, bytes);
         const Tokenizer tokenizer = load_tokenizer(path);
         tokenizer.decode(tokenizer.encode("Ein Bär, 12 bears\n<|endoftext|>"));
