@@ -271,11 +271,15 @@ std::string with_dtype(const std::string& config_json, const std::string& torch_
 
 Exported export_folder(const std::string& from, const std::string& to) {
     const fs::path building = to + ".tmp";
-    if (fs::exists(to)) fail(to + ": is there already; give a folder that is not");
+    for (const std::string& path : {to, building.string()})
+        if (fs::exists(path)) fail(path + ": is there already; give a folder that is not, or remove it");
     const ModelFiles model = open_model(from);
+    const struct Cleanup {                             // after success there is nothing under this name
+        fs::path folder;
+        ~Cleanup() { std::error_code ignored; fs::remove_all(folder, ignored); }
+    } cleanup{building};
     Exported all;
     try {
-        fs::remove_all(building);
         fs::create_directories(building);
         auto files = files_beside_weights(from);
         if (model.where.ends_with(index_file)) files[index_file] = read_text(model.where);

@@ -284,7 +284,10 @@ TEST_CASE("E9: an export is every tensor byte for byte, the other files verbatim
     CHECK(contains(error_of([&] { export_folder(hf.dir, to); }), to + ": is there already"));
     put(hf.dir + "/" + hf.two, "cut");
     CHECK(contains(error_of([&] { export_folder(hf.dir, hf / "second"); }), hf.two));
-    CHECK(!fs::exists(hf / "second"));
+    CHECK((!fs::exists(hf / "second") && !fs::exists(hf / "second.tmp")));
+    const std::string mine = hf.put("third.tmp/mine", "mine");
+    CHECK(contains(error_of([&] { export_folder(hf.dir, hf / "third"); }), "third.tmp: is there already"));
+    CHECK(get(mine) == "mine");
 }
 
 TEST_CASE("a config.json keeps every field and their order when the weights change their type") {

@@ -48,6 +48,7 @@ struct Result {
     int code;                                          // exit code, or 1000 + the signal that ended it
     std::string out, err;
     double seconds;
+    long peak_kb;                                      // of resident memory
 };
 
 class Child {
@@ -62,14 +63,14 @@ public:
 
     void kill(int signal) const { ::kill(pid_, signal); }
     bool running() {
-        if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
+        if (pid_ > 0 && wait4(pid_, &status_, WNOHANG, &used_) == pid_) pid_ = 0;
         return pid_ > 0;
     }
     Result wait() {
-        if (pid_ > 0) waitpid(pid_, &status_, 0), pid_ = 0;
+        if (pid_ > 0) wait4(pid_, &status_, 0, &used_), pid_ = 0;
         const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
         return {WIFEXITED(status_) ? WEXITSTATUS(status_) : 1000 + WTERMSIG(status_), get(in_ / "stdout"),
-                get(in_ / "stderr"), s};
+                get(in_ / "stderr"), s, used_.ru_maxrss / (fs::exists("/proc") ? 1 : 1024)};   // a Mac counts bytes
     }
     // Waits until `done()`, or until the child has ended by itself: then false.
     template <class Done> bool wait_for(Done done) {
@@ -97,6 +98,7 @@ private:
     fs::path in_;
     pid_t pid_;
     int status_ = 0;
+    rusage used_{};
 };
 
 inline Result run(const fs::path& in, const Words& words) { return Child(in, words).wait(); }

@@ -402,4 +402,18 @@ TEST_CASE("--resume auto without --out takes the newest run below out/") {
     CHECK(numbers_of(lab / "out/a").size() == 6);
 }
 
-}  // TEST_SUITE
+TEST_CASE("C8: a resumed run takes no more memory than a new one, but for one tensor") {
+    const Lab lab;
+    const Words big = {"--family", "llama", "--layers", "6", "--dim", "256", "--heads", "4", "--ffn", "704", "--batch",
+                       "1", "--tokens-per-step", "16", "--warmup", "0"};   // 20 MB of weights
+    for (const std::string dtype : {"fp32", "bf16"}) {
+        CAPTURE(dtype);
+        const Result fresh = lab.train(dtype, big + Words{"--steps", "1"}, dtype);
+        const Result again = lab.train(dtype, big + Words{"--steps", "2", "--resume", dtype}, dtype);
+        CHECK(fresh.code == 0);
+        CHECK(again.code == 0);
+        CHECK(again.peak_kb < fresh.peak_kb + 704 * 256 * 4 / 1024 + 2048);
+    }
+}
+
+}
