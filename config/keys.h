@@ -64,8 +64,8 @@ inline std::vector<Key> data_keys(Config& c) {
     using enum Show;
     return {
         {"data", &c.data, any, train | eval, often,
-         "text file, folder or token shards; empty: the project's own sources"},
-        {"val", &c.val, any, train, often, "validation text, or the part of --data held out; 0: none"},
+         "files, folders, a/*.txt: text, .jsonl or shards .bin; a:0.7,b:0.3 mixes; empty: the project's own sources"},
+        {"val", &c.val, any, train, often, "the same for validation, or the part of --data held out; 0: none"},
         {"tokenizer", &c.tokenizer, any, train | eval | tokenize, often,
          "byte, or a file or folder; unset: that of --model DIR"},
         {"batch", &c.batch, count, train | eval, often, "sequences of a micro-batch"},

@@ -386,6 +386,28 @@ TEST_CASE("token shards are data like the text that they were made from: the sam
     CHECK(contains(error_of(f / "text.bin", "", 4), "text.bin: 22 bytes are no token shard"));
 }
 
+TEST_CASE("shards stay on the disk: 64 MB of them take no 16 MB of memory") {
+    const TempFolder f;
+    uint32_t header[256] = {20240520, 1, 1 << 25};
+    std::ofstream(f / "t.bin", std::ios::binary).write(reinterpret_cast<const char*>(header), 1024);
+    fs::resize_file(f / "t.bin", 1024 + (2 << 25));
+    const auto resident = [] {                         // pages, where there is a /proc
+        long whole = 0, pages = 0;
+        std::ifstream("/proc/self/statm") >> whole >> pages;
+        return pages;
+    };
+    const long before = resident();
+    const Corpus corpus = read_corpus(f / "t.bin", "0.1", byte, 64);
+    const Loader loader(corpus.train, 64, 1);
+    CHECK(loader.rows(123, 7).trained() == 7 * 64);
+#if defined(__SANITIZE_ADDRESS__)
+    MESSAGE("skipped: the address sanitizer keeps what was freed");
+#else
+    if (before == 0) MESSAGE("skipped: there is no /proc/self/statm");
+    CHECK((resident() - before) * 4096 < 16 << 20);
+#endif
+}
+
 TEST_CASE("weights make a mixture: in lowest terms, each part a stream with its own end for validation") {
     const TempFolder f;
     f.put("a/1.txt", "0123456789"), f.put("a/2.txt", "ABCDEFGHIJ"), f.put("b.txt", "abcdefghij"), f.put("c:d", "colon");

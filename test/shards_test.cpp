@@ -37,7 +37,7 @@ std::vector<int> counting(int n) {
 std::string llmc(const std::vector<uint32_t>& fields, const std::vector<uint16_t>& ids) {
     std::string bytes(1024 + 2 * ids.size(), '\0');
     std::memcpy(bytes.data(), fields.data(), 4 * fields.size());
-    std::memcpy(bytes.data() + 1024, ids.data(), 2 * ids.size());
+    if (!ids.empty()) std::memcpy(bytes.data() + 1024, ids.data(), 2 * ids.size());
     return bytes;
 }
 
