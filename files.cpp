@@ -42,7 +42,11 @@ uint64_t hash_words(uint64_t hash, const char* p, size_t bytes) {
 std::string read_text(const std::string& path, const std::string& complaint) {
     std::ifstream in(path, std::ios::binary);
     if (!in) complaint.empty() ? fail_system(path, "opened") : fail(path + ": " + complaint);
-    return {std::istreambuf_iterator<char>(in), {}};
+    try {
+        return {std::istreambuf_iterator<char>(in), {}};
+    } catch (const std::ios_base::failure&) {          // a folder can be opened too
+        fail(path + ": " + (complaint.empty() ? "cannot be read; is it a file?" : complaint));
+    }
 }
 
 void write_whole(const std::string& path, const std::string& text) {

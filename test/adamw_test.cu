@@ -148,7 +148,7 @@ TEST_CASE_TEMPLATE("without a gradient a weight falls by lr * decay a step, also
     if constexpr (std::is_same_v<T, bf16>) CHECK(p.w.get()[0] == double(bf16(float(left))));
 }
 
-TEST_CASE_TEMPLATE("a span without decay and without a gradient stays exactly where it is", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("B4: a span without decay and without a gradient stays where it is", T, float, bf16, double) {
     Device d;
     d.threads = 64;
     const Numbers start = noise<T>(33, 1);

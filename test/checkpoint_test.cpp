@@ -107,7 +107,7 @@ TEST_CASE("a checkpoint comes back bit for bit, as a folder that other programs 
     CHECK(v == "vvvv");
 }
 
-TEST_CASE("with any file cut, changed or gone, the older checkpoint is used and the broken one is named") {
+TEST_CASE("C6: with any file cut, changed or gone, the older checkpoint is used and the broken one is named") {
     const Temp temp;
     const std::string older = save_checkpoint(temp.run(), parts(1), 0);
     const std::string newer = save_checkpoint(temp.run(), parts(2), 0);
@@ -186,7 +186,7 @@ TEST_CASE("without any checkpoint there is none, and that is no error") {
     CHECK(newest_run(temp.path.string()) == "");
 }
 
-TEST_CASE("rotation keeps as many as asked, counts complete ones only, and orders steps as numbers") {
+TEST_CASE("C6: rotation keeps as many as asked, counts complete ones only, and orders steps as numbers") {
     const Temp temp;
     for (long step : {999998, 999999, 1000000}) save_checkpoint(temp.run(), parts(step), 2);
     CHECK(names_in(temp.run()) == Names{"step-1000000", "step-999999"});
@@ -271,7 +271,7 @@ TEST_CASE("a disk that fills at the mark leaves the older one of the same step i
     }
 }
 
-TEST_CASE("a process killed in the middle of a write loses nothing that was complete") {
+TEST_CASE("C6: a process killed in the middle of a write loses nothing that was complete") {
     const Temp temp;
     const std::string older = save_checkpoint(temp.run(), parts(1, 1 << 16), 1);
     for (const rlim_t bytes : {10, 100, 5000}) {
@@ -306,7 +306,7 @@ TEST_CASE("a run folder that cannot be made is one line") {
     CHECK(contains(error, "Not a directory"));
 }
 
-TEST_CASE("the trainer's part of a checkpoint is needed, whole and in range") {
+TEST_CASE("C3: the trainer's part of a checkpoint is needed, whole and in range") {
     const Temp temp;
     const std::string folder = save_checkpoint(temp.run(), parts(1), 0), file = folder + "/state/trainer.json";
     const std::string whole = get(file);

@@ -140,6 +140,14 @@ TEST_CASE("the smallest texts have one window, two windows, two with a shift") {
             }
 }
 
+TEST_CASE("A7: behind a prompt of one token, an answer of three and its end are four targets, none of them lost") {
+    const int p = 7, a1 = 11, a2 = 12, a3 = 13, end = 256;
+    const Rows rows = Loader({{Tokens(257, {p, a1, a2, a3, end})}}, 4, 1).in_order(0, 1);
+    CHECK(rows.tokens == std::vector<int>{p, a1, a2, a3});
+    CHECK(rows.targets == std::vector<int>{a1, a2, a3, end});
+    CHECK(rows.trained() == 4);
+}
+
 TEST_CASE("C1: a run resumed at any step of epochs 1, 2 and 3 sees the windows of the run that never stopped") {
     const auto one = counting(10 * 6 + 1 + 4);         // 10 windows, batches of 2
     auto two = counting(4 * 6 + 1);

@@ -29,6 +29,7 @@ TEST_CASE("a file that is not there is one line, in the caller's words if it has
     const std::string x = (temp / "x");
     CHECK(error_of([&] { read_text(x); }) == x + ": cannot be opened: No such file or directory");
     CHECK(error_of([&] { read_text(x, "give another"); }) == x + ": give another");
+    CHECK(error_of([&] { read_text(temp.path.string()); }) == temp.path.string() + ": cannot be read; is it a file?");
     CHECK(error_of([&] { InputFile file(x); }) == x + ": cannot be opened: No such file or directory");
     CHECK(error_of([&] { InputFile file(temp.path.string()); }).find(": is not a file; ") != std::string::npos);
     std::ofstream(x) << "abc";

@@ -64,7 +64,8 @@ template <class T> void check_forward(double bound) {
     }
 }
 TEST_CASE("loss, log-probabilities and logits are those of the other model: double") { check_forward<double>(1e-12); }
-TEST_CASE("loss, log-probabilities and logits are those of the other model: float") { check_forward<float>(1e-5); }
+// A10 asks for 1e-5 at every optimisation: `make` builds this at -O3, `make DEBUG=1` and the mutants at -O1.
+TEST_CASE("A10: loss, log-probabilities and logits are those of the other model: float") { check_forward<float>(1e-5); }
 TEST_CASE("loss, log-probabilities and logits are those of the other model: bf16") { check_forward<bf16>(3e-2); }
 
 // Along two directions in each tensor, with differences of fourth order of the independent model.
@@ -154,7 +155,7 @@ TEST_CASE("another first document changes not one bit of the second: its rows, a
     }
 }
 
-TEST_CASE("how a step is cut into micro-batches changes nothing, whatever each of them trains") {
+TEST_CASE("A1: how a step is cut into micro-batches changes nothing, whatever each of them trains") {
     for (const ModelShape& shape : all_shapes()) {
         CAPTURE(shape.family);
         CAPTURE(shape.tied);
@@ -178,6 +179,35 @@ TEST_CASE("how a step is cut into micro-batches changes nothing, whatever each o
     }
 }
 
+// Every row sees the logits that the last norm's bias picks: log-probability -4 for token 0, -1 for token 1.
+TEST_CASE("A1: three tokens of loss 4 in one micro-batch and one of loss 1 in another are a loss of 3.25") {
+    Model<double> m(shape_of("gpt2", false), {7, 1, 2});
+    Tensors w = m.weights();
+    for (auto& [name, values] : w) std::fill(values.begin(), values.end(), 0.0);
+    w["transformer.ln_f.bias"][0] = 1;
+    const size_t C = w["transformer.ln_f.bias"].size(), V = w["lm_head.weight"].size() / C;
+    const double rest = std::log((1 - std::exp(-4.0) - std::exp(-1.0)) / double(V - 2));
+    for (size_t v = 0; v < V; ++v) w["lm_head.weight"][v * C] = v == 0 ? -4 : v == 1 ? -1 : rest;
+    m.set(w);
+    Rows three = make_rows({7}, 1), one = make_rows({7}, 2);
+    three.targets = {0, 0, ignored, 0, ignored, ignored, ignored};
+    one.targets = {ignored, ignored, ignored, ignored, ignored, ignored, 1};
+    CHECK(train_step(m.t, {three, one}).loss == doctest::Approx(3.25).epsilon(1e-12));
+}
+
+TEST_CASE("A3: the same micro-batch once, twice or eight times in a step: the same loss, gradient and norm") {
+    const Rows rows = make_rows({7}, 1, 3);
+    Model<double> once(shape_of("llama", true), {7, 1, 1});
+    const StepResult want = train_step(once.t, {rows});
+    for (const long K : {2L, 8L}) {
+        Model<double> more(shape_of("llama", true), {7, 1, K});
+        const StepResult r = train_step(more.t, std::vector<Rows>(size_t(K), rows));
+        CHECK(r.loss == doctest::Approx(want.loss).epsilon(1e-12));
+        CHECK(r.grad_norm == doctest::Approx(want.grad_norm).epsilon(1e-12));
+        check_same(once.grads(), more.grads(), 1e-12);
+    }
+}
+
 template <class T> void check_nothing_trained() {
     for (const char* family : {"gpt2", "llama"}) {
         CAPTURE(family);
@@ -198,12 +228,12 @@ template <class T> void check_nothing_trained() {
         CHECK(m.bytes() != before);
     }
 }
-TEST_CASE("a step without a trained token: loss 0, gradients 0, weights and moments as they were") {
+TEST_CASE("A5: a step without a trained token: loss 0, gradients 0, weights and moments as they were") {
     check_nothing_trained<double>();
     check_nothing_trained<bf16>();
 }
 
-TEST_CASE("a micro-batch that trains nothing changes nothing, wherever it stands") {
+TEST_CASE("A5: a micro-batch that trains nothing changes nothing, wherever it stands") {
     for (const ModelShape& shape : all_shapes()) {
         const std::vector<Rows> four = four_sequences();
         Rows nothing = make_rows({7}, 20);

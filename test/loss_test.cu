@@ -151,7 +151,7 @@ TEST_CASE_TEMPLATE("the gradient may overwrite the logits", T, float, double) {
     });
 }
 
-TEST_CASE_TEMPLATE("an ignored row has logprob 0 and gradient 0, whatever its logits are", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("A5: an ignored row has logprob 0 and gradient 0, whatever its logits are", T, float, bf16, double) {
     using R = Real<T>;
     const long N = 3, V = 5;
     const Tensor<int> tt = on_device({ignored, ignored, ignored});
@@ -169,6 +169,21 @@ TEST_CASE_TEMPLATE("an ignored row has logprob 0 and gradient 0, whatever its lo
         logprobs_backward<T>(d, dz, tz.in(), lse.in(), tt.in(), weight.in());
         CHECK(logprob.get() == Numbers(N, 0));
         CHECK(dz.get() == Numbers(N * V, 0));
+    });
+}
+
+TEST_CASE_TEMPLATE("A6: behind a prompt of five, exactly the three rows of the answer have a gradient", T, float, bf16,
+                   double) {
+    using R = Real<T>;
+    const long N = 8, V = 5;
+    const Tensor<int> targets = on_device({ignored, ignored, ignored, ignored, ignored, 0, 4, 0});   // 0 is a token too
+    for_each_block_size([&](Device& d) {
+        const Tensor<R> z(N, V, logits<R>(N * V, 1));
+        Tensor<R> logprob(1, N);
+        Tensor<T> dz(N, V, noise<T>(N * V, 3));
+        cross_entropy<T>(d, dz, logprob, z.in(), targets.in(), R(-1));
+        const Numbers g = dz.get();
+        for (long i = 0; i < N * V; ++i) CHECK((g[size_t(i)] != 0) == (i / V >= 5));
     });
 }
 
@@ -191,7 +206,7 @@ TEST_CASE_TEMPLATE("logits of ten thousand neither overflow nor vanish", T, floa
     });
 }
 
-TEST_CASE_TEMPLATE("one infinite or NaN logit is noticed in its row and in no other", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("A10: one infinite or NaN logit is noticed in its row and in no other", T, float, bf16, double) {
     using R = Real<T>;
     const long N = 3, V = 101;
     const std::vector<int> targets{3, 4, 5};
@@ -220,7 +235,7 @@ TEST_CASE_TEMPLATE("one infinite or NaN logit is noticed in its row and in no ot
             });
 }
 
-TEST_CASE_TEMPLATE("a logit of minus infinity has probability 0 and gradient 0", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("A10: a logit of minus infinity has probability 0 and gradient 0", T, float, bf16, double) {
     using R = Real<T>;
     Device d;
     d.threads = 64;

@@ -114,7 +114,7 @@ TEST_SUITE("memory") {
         CHECK(error_of([&] { a.take<float>(4, 8, 8); }) == "no error");
         CHECK(error_of([&] { a.take<float>(0, 0); }) == "no error");
     }
-    TEST_CASE("sizes beyond 2^32 are exact: the logits of 64 x 1024 tokens and 151936 words") {
+    TEST_CASE("A11: sizes beyond 2^32 are exact: the logits of 64 x 1024 tokens and 151936 words") {
         Arena a;
         const long N = 64 * 1024, V = 151936;
         const View<float> logits = a.take<float>(N, V);

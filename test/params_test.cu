@@ -225,7 +225,7 @@ TEST_CASE("a dry unit binds to views with shapes and no memory") {
     CHECK(w.down.w.data == nullptr);
 }
 
-TEST_CASE("exactly the tensors of two dimensions decay, and every parameter is in one span of its own kind") {
+TEST_CASE("B4: exactly the tensors of two dimensions decay, and every parameter is in one span of its own kind") {
     for (const ModelShape& shape : all_shapes()) {
         const Params params(shape);
         long decayed = 0, others = 0;

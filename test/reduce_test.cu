@@ -42,6 +42,17 @@ TEST_CASE_TEMPLATE("column sums equal the fp64 loop, over and added, around 32 r
             });
 }
 
+// A bf16 sum stops at 256: what accumulates is Real<T>, float.
+TEST_CASE("B9: a thousand gradients of 1 add up to 1000 in a model of bf16") {
+    static_assert(std::is_same_v<Real<bf16>, float>);
+    Device d;
+    d.threads = 64;
+    const Tensor<bf16> ones(1, 3, {1, 1, 1});
+    Tensor<float> sum(1, 3, {0, 0, 0}), parts(column_sum_parts(1), 3);
+    for (int i = 0; i < 1000; ++i) column_sums<bf16>(d, sum, ones.in(), parts, Write::add);
+    CHECK(sum.get() == Numbers{1000, 1000, 1000});
+}
+
 TEST_CASE("the column sum of no rows is 0, and adding it changes nothing") {
     Device d;
     Tensor<float> x(0, 3), parts(0, 3), sum(1, 3, {1, 2, 3});

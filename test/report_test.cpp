@@ -58,6 +58,9 @@ TEST_CASE("the console line is aligned and says what it knows") {
     s = step_log(7, 0), s.grad_norm = 0, s.mfu = -1, s.skipped = "nothing to train";
     CHECK(log_line(s, 9) ==
           "step 7/9 | loss  0.0000 | norm  0.00 | lr 3.0e-04 |  31.2k tok/s | skipped: nothing to train");
+}
+
+TEST_CASE("B17: the log says that its norm is of the gradient before clipping") {
     CHECK(log_header().find("norm: of the gradient, before clipping") != std::string::npos);
     CHECK(log_header().find('\n') == std::string::npos);
 }

@@ -95,7 +95,7 @@ TEST_CASE_TEMPLATE("in packed qkv only the q and k columns change", T, float, bf
 }
 
 // bf16 holds 8 bits: a position or an angle that passes through it is wrong from 257 on.
-TEST_CASE("the table of a bf16 model is right to 1e-6 up to position 131071") {
+TEST_CASE("B15: the table of a bf16 model is right to 1e-6 up to position 131071") {
     static_assert(std::is_same_v<Real<bf16>, float>);
     const long D = 4, last = 131071;
     const auto table = table_of<bf16>(last + 1, D, 500000);

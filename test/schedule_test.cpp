@@ -16,7 +16,7 @@ Schedule schedule(const std::string& curve, long warmup, long steps) {
 
 TEST_SUITE("schedule") {
 
-TEST_CASE("a warm-up of four steps starts at a quarter and ends at the full rate") {
+TEST_CASE("B1: a warm-up of four steps starts at a quarter and ends at the full rate") {
     for (const char* curve : curves) {
         const Schedule s = schedule(curve, 4, 20);
         const double expected[] = {0.25, 0.5, 0.75, 1.0};
@@ -24,7 +24,7 @@ TEST_CASE("a warm-up of four steps starts at a quarter and ends at the full rate
     }
 }
 
-TEST_CASE("the first step after warm-up is already below the full rate, and the last has exactly min_lr") {
+TEST_CASE("B1: the first step after warm-up is already below the full rate, and the last has exactly min_lr") {
     const Schedule linear = schedule("linear", 4, 13);               // nine steps of decay, 0.1 each
     CHECK(learning_rate(linear, 4) == doctest::Approx(0.9));
     CHECK(learning_rate(linear, 8) == doctest::Approx(0.5));
@@ -53,7 +53,7 @@ TEST_CASE("constant never decays") {
     for (long step = 1; step < 30; ++step) CHECK(learning_rate(s, step) == 1.0);
 }
 
-TEST_CASE("no warm-up, nothing but warm-up, and one step: the full rate is reached, nothing is divided by zero") {
+TEST_CASE("B1: no warm-up, nothing but warm-up, and one step: the full rate is reached, nothing is divided by zero") {
     for (const char* curve : curves) {
         CHECK(learning_rate(schedule(curve, 0, 10), 0) == 1.0);
         CHECK(learning_rate(schedule(curve, 10, 10), 9) == 1.0);
@@ -63,7 +63,7 @@ TEST_CASE("no warm-up, nothing but warm-up, and one step: the full rate is reach
     }
 }
 
-TEST_CASE("with any of the three phases of no length every rate is finite, positive and at most lr") {
+TEST_CASE("B2: with any of the three phases of no length every rate is finite, positive and at most lr") {
     for (long warmup : {0, 3})
         for (long plateau : {0, 3})
             for (long decay : {0, 3})

@@ -457,6 +457,25 @@ TEST_CASE("headers and their bodies do not print, exit, read the environment, or
            "sums have a fixed order: no atomics on floats", [](const std::string&) { return false; });
 }
 
+// The numbers of the list of known faults that this program claims to avoid.
+TEST_CASE("every known fault that is claimed to be avoided has a test by its number") {
+    Names tested;
+    static const std::regex test("TEST_CASE(?:_TEMPLATE)?\\(\"([A-Z][0-9]+): ");
+    for (const auto& entry : fs::directory_iterator("test")) {
+        if (!entry.is_regular_file()) continue;
+        std::ifstream in(entry.path());
+        const std::string text{std::istreambuf_iterator<char>(in), {}};
+        for (auto it = std::sregex_iterator(text.begin(), text.end(), test); it != std::sregex_iterator(); ++it)
+            tested.insert((*it)[1]);
+    }
+    for (const char* fault : {"A1", "A3", "A4", "A5", "A6", "A7", "A8", "A10", "A11", "B1", "B2", "B3", "B4", "B8", "B9",
+                              "B15", "B16", "B17", "C1", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C11", "C12", "C13",
+                              "E3", "E4", "E5", "E6", "E9", "E10", "E11", "E12", "F1", "F3", "F5", "F7", "J3"}) {
+        CAPTURE(fault);
+        CHECK(tested.count(fault) == 1);
+    }
+}
+
 TEST_CASE("NaN and infinity survive: no flag or pragma assumes them away") {
     Complaints complaints;
     static const std::regex bad("-Ofast|fast-math|finite-math");

@@ -145,7 +145,7 @@ TEST_CASE("loss is the mean over the trained tokens of a step before its update,
     CHECK(b.t.state.data->scale == doctest::Approx(0.01 / r.grad_norm).epsilon(1e-12));
 }
 
-TEST_CASE("batch and accumulation with the same tokens of a step give the same learning rates, losses and weights") {
+TEST_CASE("B3: batch and accumulation with the same tokens of a step give the same rates, losses and weights") {
     const Words shared = {"--tokens-per-step=96", "--steps=10"};
     Bench<double> whole(shared + Words{"--batch=6"});
     std::vector<StepResult> want;
@@ -168,6 +168,24 @@ TEST_CASE("batch and accumulation with the same tokens of a step give the same l
         CHECK(worst_difference(whole.numbers(), parts.numbers()) < 1e-9);
         CHECK(parts.t.tokens == 960);
     }
+}
+
+TEST_CASE("A4: of five windows, two a step, the third step has the last and the next epoch's first: none is lost") {
+    Corpus text = sentence();
+    text.train[0].tokens = text.train[0].tokens.range(0, 5 * 16 + 1);
+    Bench<double> b({"--batch=1", "--tokens-per-step=32"}, text), hand({"--batch=2"}, text);
+    std::multiset<long> starts;
+    for (long k = 0; k < 5; ++k) {
+        const StepResult r = b.step();
+        const StepResult want = train_step(hand.t, {hand.data.rows(2 * k, 2)});   // one micro-batch: no accumulation
+        CHECK(r.trained == 32);
+        CHECK(std::fabs(r.loss - want.loss) < 1e-12);
+        CHECK(std::fabs(r.grad_norm / want.grad_norm - 1) < 1e-10);
+        for (long i = 0; i < 2; ++i) starts.insert(b.data.place(2 * k + i).start);
+    }
+    CHECK(b.t.step == 5);
+    CHECK(b.t.position == 10);
+    for (long w = 0; w < 5; ++w) CHECK(starts.count(16 * w) == 2);   // each window once in each of two epochs
 }
 
 TEST_CASE("after k steps the position is k times the windows of a step, and each window came once an epoch") {
@@ -200,8 +218,8 @@ TEST_CASE("the same seed gives the same bits, another seed other ones") {
     CHECK(a.state() == b.state());
 }
 
-TEST_CASE_TEMPLATE("a checkpoint gives back weights, moments and position; the next step has the same bits", T, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("C4: a checkpoint gives back weights, moments, position; the next step has the same bits", T,
+                   float, bf16) {
     const TempFolder temp;
     const std::string dtype = sizeof(T) == 2 ? "bf16" : "fp32";
     const Words flags = {"--family=llama", "--kv-heads=1", "--batch=2", "--tokens-per-step=96", "--dtype=" + dtype};
@@ -257,7 +275,7 @@ TEST_CASE("an evaluation and a sample between two steps change no bit of the run
     CHECK(a.state() == b.state());
 }
 
-TEST_CASE("with a gradient clipped to 1e-9 the weights hardly move") {
+TEST_CASE("B17: with a gradient clipped to 1e-9 the weights hardly move") {
     const Words flags = {"--batch=2", "--weight-decay=0"};
     Bench<double> clipped(flags + Words{"--clip=1e-9"}), free(flags + Words{"--clip=0"});
     const auto before = clipped.numbers();
@@ -269,7 +287,7 @@ TEST_CASE("with a gradient clipped to 1e-9 the weights hardly move") {
     CHECK(worst_difference(before, clipped.numbers()) > 0);
 }
 
-TEST_CASE("weight decay reaches every matrix, by lr times decay times the weight, and no gain or bias") {
+TEST_CASE("B4: weight decay reaches every matrix, by lr times decay times the weight, and no gain or bias") {
     for (const Words& family : families) {
         CAPTURE(family[0]);
         const Words flags = family + Words{"--batch=2"};
