@@ -19,8 +19,8 @@ struct Layout { int id_bytes; uint32_t magic, version; };
 constexpr Layout layouts[] = {{2, 20240520, 1}, {4, 20240801, 7}};
 enum Field { magic, version, count, id_bits, vocab_size, hash_low, hash_high, count_high, fields };
 
-[[noreturn]] void fail_shard(const std::string& path, const std::string& why) {
-    fail(path + ": " + why + "; make it again: train_gpt tokenize --tokenizer T IN... -o " + path);
+[[noreturn]] void fail_shard(const std::string& path, const std::string& why, const char* or_else = "") {
+    fail(path + ": " + why + "; " + or_else + "make it again: train_gpt tokenize --tokenizer T IN... -o " + path);
 }
 
 std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
@@ -80,7 +80,7 @@ Shard open_shard(const std::string& path, const Vocabulary& vocabulary) {
     if (hash && vocabulary.tokenizer && hash != vocabulary.tokenizer)
         fail_shard(path, "made with tokenizer " + hex(hash) + " of " + std::to_string(h[vocab_size]) +
                          " ids, but this one is " + hex(vocabulary.tokenizer) + " of " +
-                         std::to_string(vocabulary.size) + "; give the --tokenizer that it was made with");
+                         std::to_string(vocabulary.size), "give the --tokenizer that it was made with, or ");
     return {path, long(tokens), layout->id_bytes};
 }
 

@@ -94,8 +94,9 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
 
 template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data) {
     std::vector<Rows> micros;
+    const RankShare share{t.config.batch};
     for (long i = 0; i < t.micro_batches(); ++i)
-        micros.push_back(data.rows(t.position + i * t.config.batch, t.config.batch));
+        micros.push_back(data.rows(share.first(t.position, i), share.batch));
     t.position += t.micro_batches() * t.config.batch;
     return micros;
 }
