@@ -1,13 +1,11 @@
 // commands.h - what the program does besides training: a function a command, and the words that it prints.
-// Copy with: generate.h, gradcheck.h, trainer.h, doctor.h, report.h and what they name
+// Copy with: gradcheck.h, plan.h, doctor.h and what they name
 // The training step stands in train_gpt.cu. What needs it is handed it: gradients(trainer, micro-batches, trained) or
 // step(trainer, micro-batches).
 #pragma once
 #include "doctor.h"
-#include "generate.h"
 #include "gradcheck.h"
-#include "report.h"
-#include "trainer.h"
+#include "plan.h"
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -107,6 +105,31 @@ inline int print_findings() {
         std::printf("%-12s %s\n", f.what.c_str(), f.found.c_str());
         if (!f.advice.empty()) std::printf("%-12s   %s\n", "", f.advice.c_str());
     }
+    return 0;
+}
+
+// ---- plan -----------------------------------------------------------------------------------------------------------
+template <class T, class Step> int print_plan(const Config& c, Step step) {
+    Config config = c;
+    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
+    const Params params(config.shape);
+    const Plan plan = make_plan<T>(config, params, step);
+    const Facts facts = plan_facts(config, plan);
+    if (c.json) return std::printf("%s\n", to_json(facts).c_str()), 0;
+    std::printf("model    %s, %.2f M parameters, %s\n", config.shape.family.c_str(),
+                double(config.shape.parameters()) / 1e6, config.dtype.c_str());
+    std::printf("step     %ld tokens: %ld micro-batches of %ld x %ld\n", config.tokens_per_step,
+                config.tokens_per_step / (config.batch * config.seq), config.batch, config.seq);
+    const char* group = "memory";
+    for (const auto& [name, value] : facts) {
+        if (!name.starts_with("memory.")) continue;
+        std::printf("%-8s %-12s %12.1f MB\n", group, name.c_str() + 7, double(std::get<long>(value)) / 1e6);
+        group = "";
+    }
+    const double products = double(plan.matmul_flops), all = products + plan.attention_flops;
+    std::printf("compute  %-12s %12.3f GFLOP a step\n", "products", products / 1e9);
+    std::printf("%-8s %-12s %12.3f GFLOP a step\n", "", "attention", plan.attention_flops / 1e9);
+    std::printf("%-8s %-12s %12.3f GFLOP a token\n", "", "all", all / 1e9 / double(config.tokens_per_step));
     return 0;
 }
 
@@ -224,11 +247,12 @@ inline int export_model(const Config& c) {
 }
 
 // ---- all of them ----------------------------------------------------------------------------------------------------
-template <class Gradients, class Step> int other_command(const Config& c, Gradients gradients, Step) {
+template <class Gradients, class Step> int other_command(const Config& c, Gradients gradients, Step step) {
     const std::string& name = c.command;
     if (name == "doctor") return print_findings();
     if (name == "tokenize") return tokenize(c);
     if (name == "export") return export_model(c);
+    if (name == "plan") return with_type(c.dtype, [&](auto type) { return print_plan<decltype(type)>(c, step); });
     device_name(0);                                    // a CUDA build without a device says so before anything else
     if (name == "gradcheck") return print_gradcheck(gradients);
     if (name == "generate")

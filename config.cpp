@@ -209,6 +209,8 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
 }
 
 void resolve_run(Config& c, const Values& values) {
+    if (c.master == "none" && c.dtype != "bf16")
+        fail("--master none: for --dtype bf16; " + c.dtype + " weights are their own master");
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
     if (c.min_lr > c.lr) fail("--min-lr " + number_text(c.min_lr) + " is larger than --lr " + number_text(c.lr));

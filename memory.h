@@ -4,6 +4,7 @@
 #pragma once
 #include "device.h"
 #include <utility>
+#include <vector>
 
 namespace baretrain {
 
@@ -26,6 +27,9 @@ private:
     void* data_ = nullptr;
 };
 
+// Bytes of one purpose.
+struct ArenaPart { const char* name; size_t bytes = 0; };
+
 // Hands out views one after the other, each at a multiple of 256 bytes. Never frees: its buffer does.
 class Arena {
 public:
@@ -40,6 +44,7 @@ public:
         const size_t begin = top_;
         top_ += (size_t(rows) * size_t(stride) * sizeof(T) + 255) / 256 * 256;
         peak_ = std::max(peak_, top_);
+        if (scratch_ == 0 && !parts_.empty()) parts_.back().bytes += top_ - begin;
         if (dry_) return {nullptr, rows, cols, stride};
         if (top_ > buffer_.bytes())
             fail_at("arena too small: " + std::to_string(top_) + " bytes needed, " + std::to_string(buffer_.bytes()) +
@@ -47,19 +52,27 @@ public:
         return {reinterpret_cast<T*>(static_cast<char*>(buffer_.data()) + begin), rows, cols, stride};
     }
     size_t peak() const { return peak_; }
+    // From here on takes count under this name, but for those of a Scratch.
+    Arena& part(const char* name) {
+        parts_.push_back({name});
+        return *this;
+    }
+    const std::vector<ArenaPart>& parts() const { return parts_; }
     bool dry() const { return dry_; }
 private:
     friend class Scratch;
     Buffer buffer_;
     bool dry_ = true;
     size_t top_ = 0, peak_ = 0;
+    int scratch_ = 0;                                  // how many are open
+    std::vector<ArenaPart> parts_;
 };
 
 // Views that live until the end of the enclosing scope; scopes nest like a stack.
 class Scratch {
 public:
-    explicit Scratch(Arena& a) : arena_(a), mark_(a.top_) {}
-    ~Scratch() { arena_.top_ = mark_; }
+    explicit Scratch(Arena& a) : arena_(a), mark_(a.top_) { ++a.scratch_; }
+    ~Scratch() { arena_.top_ = mark_, --arena_.scratch_; }
     Scratch(const Scratch&) = delete;
     template <class T> View<T> take(long rows, long cols, Where at = Where::current()) {
         return arena_.take<T>(rows, cols, cols, at);

@@ -146,11 +146,13 @@ void RunFolder::write_config(const std::string& toml) {
     write_whole(file("config.toml"), toml);
 }
 
-void RunFolder::write_run_json(const Facts& facts) {
+std::string to_json(const Facts& facts) {
     json all = json::object();
     for (const auto& [name, value] : facts) std::visit([&](const auto& v) { all[name] = v; }, value);
-    write_whole(file("run.json"), text_of(all, 2));
+    return text_of(all, 2);
 }
+
+void RunFolder::write_run_json(const Facts& facts) { write_whole(file("run.json"), to_json(facts)); }
 
 void RunFolder::log(const StepLog& log) {
     require(log.step >= 1, "run folder: the first step is 1");

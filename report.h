@@ -28,6 +28,7 @@ std::string progress_line(const std::string& what, long done, long total, double
 std::string time_name();                               // local time as a folder name: 2026-01-31-142530
 
 using Facts = std::vector<std::pair<std::string, std::variant<std::string, long, double>>>;
+std::string to_json(const Facts& facts);               // one object, indented
 
 class RunFolder {
 public:

@@ -1,7 +1,8 @@
 // state.h - what the optimizer keeps from step to step, how weights begin, and the tensors' names in files.
 // Copy with: lease.h, kernels/adamw.h, kernels/copy.h, model_folder.h and what they name
 // The master weight and the moments are Real<T>. For float and double the master is the weight itself; for bf16 the
-// weights are its rounded copy, made again after each update. All loops run over the rows of the parameter table.
+// weights are its rounded copy, made again after each update, unless there is to be no master. All loops run over the
+// rows of the parameter table.
 #pragma once
 #include "kernels/adamw.h"
 #include "kernels/copy.h"
@@ -52,9 +53,12 @@ template <class T> std::vector<View<T>> owned_units(const Params& params, Weight
 template <class T> class Optimizer {
 public:
     using R = Real<T>;
-    Optimizer(Arena& arena, const Params& params, WeightStore<T>& weights) : params_(params), weights_(weights) {
-        if constexpr (std::is_same_v<T, R>) master_ = owned_units(params, weights);
-        else master_ = take_units<R>(arena, params);
+    static constexpr bool same = std::is_same_v<T, R>;   // the weights are their own master
+
+    Optimizer(Arena& arena, const Params& params, WeightStore<T>& weights, bool master = true)
+        : params_(params), weights_(weights) {
+        if constexpr (same) master_ = owned_units(params, weights);
+        else if (master) master_ = take_units<R>(arena, params);
         m_ = take_units<R>(arena, params);
         v_ = take_units<R>(arena, params);
     }
@@ -63,32 +67,25 @@ public:
     void initialise(Device& d, uint64_t seed) {
         uint64_t tensor = 0;
         for (const Param& p : params_.rows()) {
-            std::vector<R> host(static_cast<size_t>(p.count()));
-            for (size_t e = 0; e < host.size(); ++e)
-                host[e] = R(p.mean + (p.std > 0 ? p.std * normal(seed, Stream::init, tensor, e) : 0));
-            copy_bytes(d, master_[size_t(p.unit)].data + p.offset, host.data(), host.size() * sizeof(R));
+            std::vector<R> exact(static_cast<size_t>(p.count()));
+            for (size_t e = 0; e < exact.size(); ++e)
+                exact[e] = R(p.mean + (p.std > 0 ? p.std * normal(seed, Stream::init, tensor, e) : 0));
+            const std::vector<T> rounded(exact.begin(), exact.end());
+            copy_bytes(d, weights_.owned(p.unit).data + p.offset, rounded.data(), rounded.size() * sizeof(T));
+            if (!same && !master_.empty())
+                copy_bytes(d, master_[size_t(p.unit)].data + p.offset, exact.data(), exact.size() * sizeof(R));
             ++tensor;
         }
-        publish_all(d);
+        for (int u = 0; u < params_.units(); ++u) weights_.publish(u);
     }
 
     void update(Device& d, GradStore<R>& grads, View<const StepState> step) {
         for (int u = 0; u < params_.units(); ++u) {
             const size_t i = size_t(u);
             for (const OptimizerSpan& s : params_.spans(u))
-                adamw<T>(d, {weights_.owned(u).data + s.offset, master_[i].data + s.offset, m_[i].data + s.offset,
-                             v_[i].data + s.offset, grads.owned(u).data + s.offset, s.count, R(s.decay), R(1)}, step);
-            weights_.publish(u);
-        }
-    }
-
-    // Weights = master, rounded: after initialising and loading.
-    void publish_all(Device& d) {
-        for (int u = 0; u < params_.units(); ++u) {
-            const View<R> master = master_[size_t(u)];
-            const long rows = master.cols / 64;   // units are multiples of 64: as rows, so that there are blocks
-            if constexpr (!std::is_same_v<T, R>)
-                copy<T, R>(d, {weights_.owned(u).data, rows, 64}, {master.data, rows, 64});
+                adamw<T>(d, {weights_.owned(u).data + s.offset, master_.empty() ? nullptr : master_[i].data + s.offset,
+                             m_[i].data + s.offset, v_[i].data + s.offset, grads.owned(u).data + s.offset, s.count,
+                             R(s.decay), R(1), (uint64_t(u) << 40) + uint64_t(s.offset)}, step);
             weights_.publish(u);
         }
     }
@@ -108,20 +105,33 @@ public:
         });
         return all;
     }
-    // A model without optimizer state: into the master, which holds what a narrower weight would lose.
+    // A model without optimizer state: into the master, if there is one, which holds what narrower weights would lose.
     void load(Device& d, const std::string& folder) {
-        load_model_tensors(folder, tensor_targets<R>(d, params_, master_, ""));
+        if (same || master_.empty())
+            load_model_tensors(folder, tensor_targets<T>(d, params_, owned_units(params_, weights_), ""));
+        else load_model_tensors(folder, tensor_targets<R>(d, params_, master_, ""));
         publish_all(d);
+    }
+    // Weights = master, rounded.
+    void publish_all(Device& d) {
+        for (int u = 0; u < params_.units(); ++u) {
+            if (!same && !master_.empty()) {
+                const View<R> master = master_[size_t(u)];
+                const long rows = master.cols / 64;    // units are multiples of 64: as rows, so that there are blocks
+                copy<T, R>(d, {weights_.owned(u).data, rows, 64}, {master.data, rows, 64});
+            }
+            weights_.publish(u);
+        }
     }
 private:
     template <class Use> void each_part(Use use) const {
-        if constexpr (!std::is_same_v<T, R>) use("master.", master_);
+        if (!same && !master_.empty()) use("master.", master_);
         use("m.", m_);
         use("v.", v_);
     }
     const Params& params_;
     WeightStore<T>& weights_;
-    std::vector<View<R>> master_, m_, v_;
+    std::vector<View<R>> master_, m_, v_;              // no master: weights are rounded stochastically
 };
 
 }  // namespace baretrain

@@ -58,8 +58,8 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
     for (int unit = 0; unit < t.params.units(); ++unit) t.grads.finish(unit);
 }
 
-// One optimizer step. A step without a trained token, or with a gradient that is not finite, leaves the weights as they
-// are.
+// One optimizer step. A step without a trained token, or with a loss or a gradient that is not finite, leaves the
+// weights and moments as they are.
 template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>& micros) {
     require_equal(long(micros.size()), t.micro_batches(), "train_step: micro-batches of a step");
     long trained = 0;
@@ -77,9 +77,10 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     StepState now{.lr = learning_rate(schedule_of(c), t.step), .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps,
                   .decay = c.weight_decay, .correct1 = 1 - std::pow(c.beta1, count),
                   .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .norm = 0, .scale = 1, .skip = 0,
-                  .trained = trained};
+                  .trained = trained, .seed = uint64_t(c.seed), .step = uint64_t(t.step)};
     copy_bytes(t.device, t.state.data, &now, sizeof now);
-    decide(t.device, t.state, t.squares);
+    sum_squares<Real<T>>(t.device, t.loss_squares, View<const Real<T>>(t.logprobs.data, 1, t.logprobs.count()));
+    decide(t.device, t.state, t.squares, t.loss_squares);
     t.optimizer.update(t.device, t.grads, t.state);
 
     std::vector<Real<T>> logprobs(size_t(t.logprobs.count()));
@@ -136,21 +137,13 @@ inline Resume find_resume(const std::string& resume, const std::string& out) {
 }
 
 // Everything the step, an evaluation and a sample will ask for, found by running them dry.
-template <class T> size_t planned_bytes(const Config& config, const Params& params, size_t available = size_t(-1)) {
-    Arena arena;
-    Trainer<T> t(config, params, arena);
-    if (arena.peak() > available) return arena.peak();   // already too much: spare the host the rows of a dry step
-    const size_t N = size_t(t.micro_rows());
-    const Rows rows{std::vector<int>(N), std::vector<int>(N), std::vector<int>(N), {0, int(N)}};
-    train_step(t, std::vector<Rows>(size_t(t.micro_batches()), rows));
-    evaluate_rows(t.context, t.weights, t.rows, rows);
-    Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
-    return arena.peak();
+template <class T> Plan plan_of(const Config& config, const Params& params, size_t available = size_t(-1)) {
+    return make_plan<T>(config, params, [](auto& t, const auto& micros) { train_step(t, micros); }, available);
 }
 
 template <class T> size_t require_memory(const Config& config, const Params& params) {
     const size_t available = device_memory() ? device_memory() : size_t(available_memory());
-    const size_t bytes = planned_bytes<T>(config, params, available);
+    const size_t bytes = plan_of<T>(config, params, available).peak;
     const double planned = double(bytes), free = double(available);
     std::printf("memory  %.1f MB planned, %.1f MB available\n", planned / 1e6, free / 1e6);
     if (planned > free)
@@ -183,11 +176,12 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         StepLog log;
         log.step = t.step, log.loss = r.loss, log.grad_norm = r.grad_norm,
         log.lr = learning_rate(schedule_of(c), t.step - 1);
-        log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}},
-        log.skipped = !r.skipped ? "" : r.trained ? "not finite" : "nothing to train";
+        log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}};
+        if (r.skipped) log.skipped = r.trained ? "not finite: " + first_not_finite(t) : "nothing to train";
         if (r.skipped && r.trained && c.nonfinite == "stop")
             fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
-                 std::to_string(r.grad_norm) + " is not finite; nothing was updated or saved; try a smaller --lr");
+                 std::to_string(r.grad_norm) + ": " + log.skipped.substr(5) +
+                 " is not finite first; nothing was updated or saved; try a smaller --lr");
         run.log(log);                                  // before the save, so that a checkpoint never misses its line
         stop = interrupted || run.stop_requested();
         if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)

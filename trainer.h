@@ -27,12 +27,13 @@ template <class T> struct Trainer {
     Optimizer<T> optimizer;
 
     RowBuffers rows;
-    View<R> rope, logprobs, final_stats;               // (seq, D); (micro-batches, N); (N, 2)
+    View<R> rope, logprobs;                            // (seq, D); (micro-batches, N)
+    View<double> squares, loss_squares;                // parts of sums of squares: gradients, unit after unit; logprobs
+    View<StepState> state;
+    View<R> final_stats;                               // (N, 2)
     View<T> embedded, final;                           // (N, C): before the first block, after the final norm
     Recompute recompute;
     std::vector<BlockActs<T>> acts;
-    View<double> squares;                              // parts of the sum of squares, unit after unit
-    View<StepState> state;
     Context<T> context;
 
     long step = 0, position = 0, tokens = 0;           // steps taken, windows read, tokens trained
@@ -40,26 +41,47 @@ template <class T> struct Trainer {
 
     Trainer(const Config& config, const Params& params, Arena& arena)
         : config(config), params(params), device{.dry = arena.dry()}, matmul(device), arena(arena),
-          weights(arena, params), grads(arena, params), optimizer(arena, params, weights), 
-          rows(arena, params.shape(), micro_rows(), config.seq),
+          weights(arena.part("weights"), params), grads(arena.part("gradients"), params),
+          optimizer(arena.part("optimizer"), params, weights, config.master != "none"),
+          rows(arena.part("step"), params.shape(), micro_rows(), config.seq),
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
-          logprobs(arena.take<R>(micro_batches(), micro_rows())), final_stats(arena.take<R>(micro_rows(), 2)),
+          logprobs(arena.take<R>(micro_batches(), micro_rows())),
+          squares(arena.take<double>(1, gradient_parts())),
+          loss_squares(arena.take<double>(1, square_parts(logprobs.count()))), state(arena.take<StepState>(1, 1)),
+          final_stats(arena.part("activations").take<R>(micro_rows(), 2)),
           embedded(arena.take<T>(micro_rows(), config.shape.dim)),
           final(arena.take<T>(micro_rows(), config.shape.dim)),
-          recompute(recompute_of(config.recompute)), state(arena.take<StepState>(1, 1)),
-          context{device, matmul, arena, params.shape(), rope} {
+          recompute(recompute_of(config.recompute)), context{device, matmul, arena, params.shape(), rope} {
         const auto shared = BlockActs<T>::take_shared(arena, config.shape, micro_rows(), recompute);
         for (long l = 0; l < config.shape.layers; ++l)
             acts.push_back(BlockActs<T>::take(arena, config.shape, micro_rows(), recompute, shared));
-        long parts = 0;
-        for (int u = 0; u < params.units(); ++u) parts += square_parts(params.unit_size(u));
-        squares = arena.take<double>(1, parts);
         fill_rope(device, rope, rope_frequencies(config.shape));
     }
     long micro_rows() const { return config.batch * config.seq; }
     long micro_batches() const { return config.tokens_per_step / micro_rows(); }
+    long gradient_parts() const {
+        long parts = 0;
+        for (int u = 0; u < params.units(); ++u) parts += square_parts(params.unit_size(u));
+        return parts;
+    }
     View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
 };
+
+// What was not finite first, for the person who has to find out why: the first weight in the order of the table, else
+// the first gradient in the order of the backward pass. Weights or gradients are as the skipped step left them.
+template <class T> std::string first_not_finite(Trainer<T>& t) {
+    const auto finite = [&](auto* from, const Param& p) {
+        std::vector<std::remove_cvref_t<decltype(*from)>> host(static_cast<size_t>(p.count()));
+        copy_bytes(t.device, host.data(), from + p.offset, host.size() * sizeof(host[0]));
+        return std::all_of(host.begin(), host.end(), [](auto x) { return std::isfinite(double(x)); });
+    };
+    const std::vector<Param>& rows = t.params.rows();
+    for (const Param& p : rows)
+        if (!finite(t.weights.owned(p.unit).data, p)) return p.name;
+    for (auto p = rows.rbegin(); p != rows.rend(); ++p)
+        if (!finite(t.grads.owned(p->unit).data, *p)) return "the gradient of " + p->name;
+    return "the loss";
+}
 
 // ---- files ----------------------------------------------------------------------------------------------------------
 // What must be the same when a run goes on: else its numbers would not be those of the run that never stopped.

@@ -8,7 +8,7 @@
 namespace baretrain {
 
 // What a number is for. Each purpose has its own stream, so that adding one changes no other.
-enum class Stream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 99 };
+enum class Stream : uint32_t { init = 1, shuffle = 2, sample = 3, round = 4, test = 99 };
 
 struct Bits4 { uint32_t v[4]; };
 

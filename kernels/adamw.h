@@ -3,7 +3,8 @@
 //   m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2
 //   w -= lr * ( (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + decay * w ),  t = number of the step, from 1
 // The clip scale multiplies g here, so clipping costs no pass of its own. The update runs on the master weight
-// (Real<T>); the weight that the model multiplies by is its rounded copy.
+// (Real<T>); the weight that the model multiplies by is its rounded copy. Without a master a bf16 weight is rounded up
+// or down at random, with the probabilities that make the mean exact: to the nearest, small updates would all be lost.
 #pragma once
 #include "device.h"
 
@@ -14,28 +15,42 @@ struct StepState {
     double correct1, correct2;                         // 1 - beta^t; steps that were skipped count
     double max_norm;                                   // clip the gradient to this norm; 0: never
     double norm, scale;                                // by decide(): norm before clipping, factor for the gradient
-    int skip;                                          // by decide(): 1 if the norm is not finite or trained is 0
+    int skip;                                          // by decide(): 1 if norm or loss is not finite or trained is 0
     long trained;                                      // trained tokens of the step; 0: weights and moments stay put
+    uint64_t seed, step;                               // of the random numbers that round
 };
 
-// Norm, clip scale and skip from the parts of the sum of squares. One thread: the parts are added in order.
-template <class P> __global__ void decide_kernel(StepState* s, const P* parts, long n) {
+// Norm, clip scale and skip from the parts of two sums of squares: of gradients, and of log-probabilities, which only
+// have to be finite. One thread: the parts are added in order.
+template <class P> __global__ void decide_kernel(StepState* s, const P* parts, long n, const P* loss_parts, long l) {
     if (threadIdx.x) return;
-    double sum = 0;
+    double sum = 0, loss = 0;
     for (long i = 0; i < n; ++i) sum += parts[i];
+    for (long i = 0; i < l; ++i) loss += loss_parts[i];
     s->norm = sqrt(sum);
-    s->skip = s->trained == 0 || !(s->norm <= 1.7e308);   // infinity and NaN
+    s->skip = s->trained == 0 || !(s->norm <= 1.7e308) || !(loss <= 1.7e308);   // infinity and NaN
     s->scale = s->max_norm > 0 && s->norm > s->max_norm ? s->max_norm / s->norm : 1;
 }
 
 // One optimizer span. w: the published copy of master; where T is Real<T> they are one and the same memory.
 template <class T> struct AdamSpan {
     T* w;
-    Real<T> *master, *m, *v;
+    Real<T> *master, *m, *v;                           // master: null, w is all there is
     const Real<T>* g;
     long n;
     Real<T> decay, lr_factor;                          // 0 or 1: does StepState::decay apply; a factor on lr
+    uint64_t first = 0;                                // global number of its first element
 };
+
+// x as bf16, up or down with the probability of how near it lies; the mean over `random` is x. (Ties never come up.)
+BT_HD inline bf16 round_stochastically(float x, uint32_t random) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    if ((u & 0x7F800000) == 0x7F800000) return bf16(x);   // infinity and NaN stay what they are
+    u = (u + (random & 0xFFFF)) & 0xFFFF0000;
+    memcpy(&x, &u, 4);
+    return bf16(x);
+}
 
 template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* s) {
     using R = Real<T>;
@@ -46,21 +61,23 @@ template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* 
     const R n1 = R(1 - s->beta1), n2 = R(1 - s->beta2);  // in double: 1 - 0.999f is wrong in the fifth digit
     const auto [begin, end] = block_span(a.n);
     for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const R g = a.g[i] * scale, w = a.master[i];
+        const R g = a.g[i] * scale, w = a.master ? a.master[i] : R(a.w[i]);
         const R m = b1 * a.m[i] + n1 * g, v = b2 * a.v[i] + n2 * g * g;
         a.m[i] = m;
         a.v[i] = v;
         const R updated = w - lr * (m * unbias1 / (sqrt(v * unbias2) + eps) + decay * w);
-        a.master[i] = updated;
-        if constexpr (!std::is_same_v<T, R>) a.w[i] = T(updated);
+        if (a.master) a.master[i] = updated;
+        if constexpr (!std::is_same_v<T, R>)
+            a.w[i] = a.master ? T(updated) : round_stochastically(
+                updated, philox(s->seed, Stream::round, s->step, a.first + uint64_t(i)).v[0]);
     }
 }
 
-inline void decide(Device& d, View<StepState> s, View<const double> parts) {
-    launch(d, {1, 32}, decide_kernel<double>, s.data, parts.data, parts.count());
+inline void decide(Device& d, View<StepState> s, View<const double> parts, View<const double> loss_parts = {}) {
+    launch(d, {1, 32}, decide_kernel<double>, s.data, parts.data, parts.count(), loss_parts.data, loss_parts.count());
 }
 
-// Master, m, v and w of the span are overwritten, unless the step is skipped.
+// Master (where there is one), m, v and w of the span are overwritten, unless the step is skipped.
 template <class T> void adamw(Device& d, const AdamSpan<T>& span, View<const StepState> s) {
     launch(d, Grid::spans(span.n, 16384), adamw_kernel<T>, span, s.data);
 }

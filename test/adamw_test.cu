@@ -1,6 +1,8 @@
 // adamw_test.cu - kernels/adamw.h against a plain fp64 loop, and the ways in which training silently stands still.
 #include "kernels/adamw.h"
 #include "test/harness.h"
+#include <numeric>
+#include <set>
 
 using namespace baretrain;
 using namespace baretrain::test;
@@ -119,7 +121,58 @@ TEST_CASE_TEMPLATE("eps stands outside the square root", T, float, bf16, double)
     CHECK(p.master.get()[0] == doctest::Approx(1 - 0.5 * 1 / (1 + 3.0)).epsilon(1e-6));
 }
 
-TEST_CASE_TEMPLATE("a hundred updates of -1e-3 move a weight of 1 to 0.9, also in bf16", T, float, bf16, double) {
+// bf16 weights alone, 10,000 of them, all 1 with a constant gradient g, after `steps` steps of AdamW with lr 1e-3.
+Numbers without_master(Device& d, double g, double decay, int steps, uint64_t seed = 1) {
+    const long n = 10000;
+    Tensor<bf16> w(1, n, Numbers(size_t(n), 1));
+    Tensor<float> m(1, n, Numbers(size_t(n), 0)), v(1, n, Numbers(size_t(n), 0)), gradient(1, n, Numbers(size_t(n), g));
+    for (int t = 1; t <= steps; ++t) {
+        StepState now = state_of(t, 1e-3, decay);
+        now.seed = seed, now.step = uint64_t(t);
+        State s(d, now, {1});
+        adamw<bf16>(d, {w.v.data, nullptr, m.v.data, v.v.data, gradient.v.data, n, 1, 1}, s.on_device.in());
+    }
+    w.check_guard();
+    return w.get();
+}
+double mean_of(const Numbers& x) { return std::accumulate(x.begin(), x.end(), 0.0) / double(x.size()); }
+
+TEST_CASE("B5: without a master bf16 weights move by the mean: 100 updates of -1e-3 take 1 to 0.900") {
+    Device d;
+    d.threads = 64;
+    const Numbers w = without_master(d, 0.37, 0, 100);
+    CHECK(std::fabs(mean_of(w) - 0.9) < 0.005);
+    CHECK(std::set<double>(w.begin(), w.end()).size() > 10);   // each weight has a random number of its own
+    CHECK(without_master(d, 0.37, 0, 100) == w);
+    CHECK(without_master(d, 0.37, 0, 100, 2) != w);
+    CHECK(double(bf16(1.0f - 1e-3f)) == 1.0);          // to the nearest: not one update would arrive
+}
+
+TEST_CASE("B6: without a master decay alone takes 1e-4 of a weight of 1 a step, in the mean") {
+    Device d;
+    d.threads = 64;
+    // The standard error of the mean of 10,000 roundings between 1 and 1 - 2^-8 is 6e-6 a step.
+    CHECK(std::fabs(mean_of(without_master(d, 0, 0.1, 1)) - (1 - 1e-4)) < 3e-5);
+    CHECK(std::fabs(mean_of(without_master(d, 0, 0.1, 50)) - std::pow(1 - 1e-4, 50)) < 3e-4);
+}
+
+TEST_CASE("rounding at random gives one of the two neighbours, as often as it lies near; what is exact stays") {
+    int up = 0;
+    for (uint32_t r = 0; r < 65536; ++r) {
+        const double x = double(round_stochastically(1.0f + 0.25f / 128, r * 2654435761u));   // a quarter of the way
+        CHECK((x == 1.0 || x == 1.0 + 1.0 / 128));
+        up += x > 1;
+    }
+    CHECK(up == 16384);
+    for (uint32_t r : {0u, 1u, 65535u, 0xFFFFFFFFu}) {
+        CHECK(double(round_stochastically(-3.5f, r)) == -3.5);
+        CHECK(double(round_stochastically(INFINITY, r)) == INFINITY);
+        CHECK(std::isnan(double(round_stochastically(NAN, r))));
+        CHECK(double(round_stochastically(0, r)) == 0);
+    }
+}
+
+TEST_CASE_TEMPLATE("B5: a hundred updates of -1e-3 move a weight of 1 to 0.9, also in bf16", T, float, bf16, double) {
     for_each_block_size([&](Device& d) {
         const Numbers ones(300, 1);
         Weights<T> p(ones, Numbers(300, 0.37));                       // a constant gradient: update = lr
@@ -133,7 +186,7 @@ TEST_CASE_TEMPLATE("a hundred updates of -1e-3 move a weight of 1 to 0.9, also i
     });
 }
 
-TEST_CASE_TEMPLATE("without a gradient a weight falls by lr * decay a step, also in bf16", T, float, bf16, double) {
+TEST_CASE_TEMPLATE("B6: without a gradient a weight falls by lr * decay a step, also in bf16", T, float, bf16, double) {
     Device d;
     d.threads = 64;
     Weights<T> p({1, 1, -1}, {0, 0, 0});
@@ -218,7 +271,20 @@ TEST_CASE("the norm is the root of all parts, and the gradient is scaled to max_
         });
 }
 
-TEST_CASE("a norm that is NaN or infinite skips the step, with and without a limit") {
+TEST_CASE("a loss that is NaN or infinite skips the step, whatever the norm") {
+    Device d;
+    d.threads = 64;
+    for (const double bad : {double(NAN), double(INFINITY)}) {
+        State s(d, state_of(1, 0.1, 0), {1});
+        CHECK(s.get().skip == 0);
+        const Tensor<double> parts(1, 2, {1, 3}), loss(1, 2, {4, bad});
+        decide(d, s.on_device, parts.in(), loss.in());
+        CHECK(s.get().skip == 1);
+        CHECK(s.get().norm == 2);
+    }
+}
+
+TEST_CASE("B10: a norm that is NaN or infinite skips the step, with and without a limit") {
     Device d;
     for (const double max_norm : {0.0, 1.0}) {
         CHECK(State(d, state_of(1, 0.1, 0, max_norm), {1, INFINITY}).get().skip == 1);

@@ -120,6 +120,11 @@ TEST_CASE("each command takes its own flags, says what it cannot do without, and
     CHECK(contains(run({"tokenize", "--help"}).text, "--train-vocab"));
 }
 
+TEST_CASE("only bf16 weights can do without a master") {
+    CHECK(refusal({"--master", "none"}) == "--master none: for --dtype bf16; fp32 weights are their own master");
+    CHECK(refusal({"--master", "none", "--dtype", "bf16"}) == "accepted");
+}
+
 TEST_CASE("every flag of the design is known") {
     for (const char* name :
          {"model", "family", "layers", "dim", "heads", "kv-heads", "head-dim", "ffn", "vocab", "seq", "tied", "data",

@@ -298,9 +298,10 @@ template <class T> void check_nan() {
         CHECK(std::isnan(r.grad_norm));
         CHECK(r.skipped);
         CHECK(m.bytes() == before);
+        CHECK(first_not_finite(m.t) == name);
     }
 }
-TEST_CASE("a NaN in a weight reaches loss and norm; the step is skipped, weights and moments are as they were") {
+TEST_CASE("B10: a NaN in a weight reaches loss and norm; the step is skipped, weights and moments are as they were") {
     check_nan<double>();
     check_nan<bf16>();
 }
@@ -350,7 +351,6 @@ TEST_CASE("the dry run asks for exactly what the step, an evaluation and a sampl
         }
 }
 
-// One step, small: threads that wait for each other are slow on a busy machine.
 // The kernels that rebuild get the inputs of those that first built, so not one bit may differ.
 template <class T> void check_recompute() {
     for (const ModelShape& shape : all_shapes()) {
@@ -375,6 +375,7 @@ template <class T> void check_recompute() {
 TEST_CASE("gradients are the same bits whatever is recomputed, and memory shrinks: float") { check_recompute<float>(); }
 TEST_CASE("gradients are the same bits whatever is recomputed, and memory shrinks: bf16") { check_recompute<bf16>(); }
 
+// One step, small: threads that wait for each other are slow on a busy machine.
 TEST_CASE("the same command gives the same bits, and a team of two those of one") {
     const auto run = [&](auto type, const char* family, int team) {
         Model<decltype(type)> m(shape_of(family, false), {7, 4, 1}, team);

@@ -44,7 +44,7 @@ template <class T> struct Model {
     Reference truth;
 
     Model(const ModelShape& shape, Sizes z, int team = 1, const std::string& recompute = "none")
-        : config(config_of(shape, z, recompute)), params(shape), planned(planned_bytes<T>(config, params)), arena(planned),
+        : config(config_of(shape, z, recompute)), params(shape), planned(plan_of<T>(config, params).peak), arena(planned),
           t(config, params, arena), truth{shape, {}} {
         t.device.team = team;
         int which = 0;

@@ -21,7 +21,7 @@ using Names = std::set<std::string>;
 // Host-only headers see no kernel at all.
 const std::map<std::string, int> layers = {
     {"device.h", 10}, {"memory.h", 15}, {"kernels.h", 20}, {"shape.h", 30}, {"params.h", 35}, {"lease.h", 40},
-    {"linear.h", 50}, {"gpt.h", 60}, {"state.h", 65}, {"generate.h", 70}, {"gradcheck.h", 70}, {"trainer.h", 80},
+    {"linear.h", 50}, {"gpt.h", 60}, {"state.h", 65}, {"generate.h", 70}, {"gradcheck.h", 70}, {"trainer.h", 80}, {"plan.h", 85},
     {"commands.h", 90}, {"train_gpt.cu", 100},
 };
 const std::map<std::string, int> host_layers = {
@@ -31,7 +31,7 @@ const std::map<std::string, int> host_layers = {
 };
 const Names host_may_use = {"device/error.h", "device/types.h", "device/random.h"};
 // The core is what a training step runs. Not of it: adapters and FP8, the other commands, and all host-only files.
-const Names not_core = {"lora.h", "kernels/quantize.h", "generate.h", "gradcheck.h", "commands.h"};
+const Names not_core = {"lora.h", "kernels/quantize.h", "generate.h", "gradcheck.h", "plan.h", "commands.h"};
 
 bool starts(const std::string& s, const std::string& with) { return s.rfind(with, 0) == 0; }
 bool ends(const std::string& s, const std::string& with) {

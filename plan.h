@@ -1,0 +1,70 @@
+// plan.h - what a run will cost, found by running its step dry: memory by purpose and operations, nothing allocated.
+// Copy with: generate.h, report.h, trainer.h and what they name
+// An arena without memory hands out shapes and counts bytes, launches and products only count: so the plan can't drift
+// from the step. A run allocates exactly what its plan says.
+#pragma once
+#include "generate.h"
+#include "report.h"
+#include "trainer.h"
+
+namespace baretrain {
+
+struct Plan {
+    std::vector<ArenaPart> parts;                      // what a run holds all the time
+    size_t peak = 0;                                   // these and the most scratch that is in use at once
+    long matmul_flops = 0;                             // of one step, forward, backward and recomputed
+    double attention_flops = 0;                        // of one step: scores and sums over the keys that are seen
+
+    size_t held() const {
+        size_t sum = 0;
+        for (const ArenaPart& p : parts) sum += p.bytes;
+        return sum;
+    }
+};
+
+// Two products forward and five backward, 2 D operations each, for every head, query and key that it sees.
+inline double attention_flops(const Config& c) {
+    const ModelShape& s = c.shape;
+    const double T = double(c.seq), w = s.window > 0 ? std::min(T, double(s.window)) : T;
+    const double pairs = w * (w + 1) / 2 + (T - w) * w, products = c.recompute == "full" ? 9 : 7;
+    return products * 2 * double(s.head_dim * s.heads * s.layers) * pairs * double(c.tokens_per_step / c.seq);
+}
+
+// step(trainer, micro-batches): one training step. available: beyond that many bytes only the memory of a run is
+// counted, not that of its step.
+template <class T, class Step>
+Plan make_plan(const Config& config, const Params& params, Step step, size_t available = size_t(-1)) {
+    Arena arena;
+    Trainer<T> t(config, params, arena);
+    Plan plan{arena.parts(), arena.peak(), 0, attention_flops(config)};
+    if (plan.peak > available) return plan;            // already too much: spare the host the rows of a dry step
+    const size_t N = size_t(t.micro_rows());
+    const Rows rows{std::vector<int>(N), std::vector<int>(N), std::vector<int>(N), {0, int(N)}};
+    step(t, std::vector<Rows>(size_t(t.micro_batches()), rows));
+    plan.matmul_flops = t.matmul.flops();
+    evaluate_rows(t.context, t.weights, t.rows, rows);
+    Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
+    plan.peak = arena.peak();
+    return plan;
+}
+
+// As memory.weights, ..., in bytes: what a run reports of itself, too.
+inline Facts memory_facts(const std::vector<ArenaPart>& parts, size_t peak) {
+    Facts f;
+    size_t held = 0;
+    for (const ArenaPart& p : parts) f.push_back({std::string("memory.") + p.name, long(p.bytes)}), held += p.bytes;
+    f.push_back({"memory.scratch", long(peak - held)});
+    f.push_back({"memory.all", long(peak)});
+    return f;
+}
+
+inline Facts plan_facts(const Config& c, const Plan& plan) {
+    Facts f = {{"family", c.shape.family}, {"dtype", c.dtype}, {"parameters", c.shape.parameters()},
+               {"tokens_per_step", c.tokens_per_step}, {"micro_batches", c.tokens_per_step / (c.batch * c.seq)}};
+    for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
+    f.push_back({"flops.matmul", plan.matmul_flops});
+    f.push_back({"flops.attention", plan.attention_flops});
+    return f;
+}
+
+}  // namespace baretrain

@@ -1,0 +1,103 @@
+// plan_test.cu - what a dry run says a run will cost, against closed forms and against what is then allocated.
+#include "test/model.h"
+
+using namespace baretrain;
+using namespace baretrain::test;
+
+namespace {
+
+struct Sizes2 { long N, C, A, K, F, up, V, L; };
+Sizes2 sizes_of(const Config& c) {
+    const ModelShape& s = c.shape;
+    return {c.batch * c.seq, s.dim, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.ffn, s.gated() ? 2 * s.ffn : s.ffn,
+            s.vocab, s.layers};
+}
+size_t bytes_of(const Plan& p, const std::string& name) {
+    for (const ArenaPart& part : p.parts)
+        if (part.name == name) return part.bytes;
+    return 0;
+}
+size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+TEST_SUITE("plan") {
+
+TEST_CASE_TEMPLATE("bytes by class are those of the closed forms", T, float, bf16, double) {
+    const size_t R = sizeof(Real<T>), S = sizeof(T);
+    for (const ModelShape& shape : all_shapes())
+        for (const char* how : {"none", "selective", "full"})
+            for (const char* master : {"fp32", "none"}) {
+                CAPTURE(shape.family); CAPTURE(how); CAPTURE(master);
+                Config c = Model<T>::config_of(shape, {16, 2, 1}, how);
+                c.master = master;
+                const Params params(shape);
+                const Plan plan = plan_of<T>(c, params);
+                size_t elements = 0, weights = 0;      // each unit is a multiple of 64 elements
+                for (int u = 0; u < params.units(); ++u)
+                    elements += size_t(params.unit_size(u)), weights += padded(size_t(params.unit_size(u)) * S);
+                CHECK(elements - size_t(shape.parameters()) < 64 * (params.rows().size() + size_t(params.units())));
+                const bool copy = S != R && c.master != "none";
+                CHECK(bytes_of(plan, "weights") == weights);
+                CHECK(bytes_of(plan, "gradients") == elements * R);
+                CHECK(bytes_of(plan, "optimizer") == elements * R * (copy ? 3 : 2));
+
+                const Sizes2 z = sizes_of(c);
+                const auto t = [&](long columns) { return padded(size_t(z.N * columns) * S); };
+                const auto r = [&](long columns) { return padded(size_t(z.N * columns) * R); };
+                const size_t cheap = 2 * t(z.C) + t(z.F);
+                size_t dear = t(z.A + 2 * z.K) + t(z.A) + t(z.C) + t(z.up) + 2 * r(2) + r(shape.heads);
+                if (shape.qk_norm()) dear += t(z.A) + t(z.K) + r(2 * shape.heads) + r(2 * shape.kv_heads);
+                const size_t L = size_t(z.L), rebuilt = cheap * (how == std::string("none") ? L : 1);
+                const size_t kept = dear * (how == std::string("full") ? 1 : L);
+                CHECK(bytes_of(plan, "activations") == r(2) + 2 * t(z.C) + L * t(z.C) + rebuilt + kept);
+            }
+}
+
+TEST_CASE("operations are the counted products: three a weight and token, one more in each block that is rebuilt") {
+    for (const ModelShape& shape : all_shapes())
+        for (const bool full : {false, true}) {
+            CAPTURE(shape.family); CAPTURE(full);
+            const Config c = Model<float>::config_of(shape, {16, 2, 3}, full ? "full" : "none");
+            const Sizes2 z = sizes_of(c);
+            const long block = z.C * (z.A + 2 * z.K) + z.A * z.C + z.C * z.up + z.F * z.C;
+            const long tokens = c.tokens_per_step, products = 3 * (z.L * block + z.V * z.C) + (full ? z.L * block : 0);
+            CHECK(plan_of<float>(c, Params(shape)).matmul_flops == 2 * tokens * products);
+        }
+}
+
+TEST_CASE("attention's operations are counted by the pairs of query and key that see each other") {
+    for (const std::string& family : model_families) {
+        Config c = Model<float>::config_of(shape_of(family, true), {16, 2, 3}, "none");
+        const ModelShape& s = c.shape;
+        double pairs = 0;
+        for (long q = 0; q < 16; ++q) pairs += double(s.window > 0 ? std::min(q + 1, s.window) : q + 1);
+        const double per_pair = 2 * double(s.head_dim * s.heads * s.layers) * 6;   // six sequences
+        CHECK(attention_flops(c) == 7 * per_pair * pairs);
+        c.recompute = "full";
+        CHECK(attention_flops(c) == 9 * per_pair * pairs);
+    }
+}
+
+TEST_CASE("a run allocates, class by class, what its plan says") {
+    for (const ModelShape& shape : all_shapes()) {
+        Model<bf16> m(shape, {7, 4, 2});
+        const Plan plan = plan_of<bf16>(m.config, m.params);
+        std::vector<Rows> micros;
+        for (int i = 0; i < 2; ++i) micros.push_back(make_rows({7, 7, 7, 7}, 40 + i));
+        train_step(m.t, micros);
+        CHECK(memory_facts(m.arena.parts(), plan.peak) == memory_facts(plan.parts, plan.peak));
+        CHECK(plan.held() < plan.peak);
+        CHECK(m.t.matmul.flops() == plan.matmul_flops);
+    }
+}
+
+TEST_CASE("a model of 8 billion parameters is planned without its memory") {
+    Config c;
+    c.shape = preset("llama3-8b"), c.seq = 8192, c.batch = 1, c.tokens_per_step = 8192;
+    const Plan plan = plan_of<bf16>(c, Params(c.shape));
+    CHECK(bytes_of(plan, "weights") / 2 - 8030261248 < 64 * 1000);
+    CHECK(double(plan.matmul_flops) == doctest::Approx(6.0 * 8192 * (8030261248.0 - 128256.0 * 4096)).epsilon(1e-4));
+}
+
+}  // TEST_SUITE
