@@ -8,6 +8,7 @@ One file a model: config.json as transformers writes it (in the metadata, with v
 weights.NAME; ids (B, T + 1); logits (B, T, V), loss, grad.NAME; adamw.losses, before each of ten steps that decay
 matrices alone and clip nothing. Computed in float64, stored rounded to float32; the weights are float32 exactly.
 """
+import json
 import pathlib
 import tempfile
 import torch
@@ -71,6 +72,15 @@ def config_text(model):
         return (pathlib.Path(folder) / "config.json").read_text()
 
 
+def sort_header(path):
+    """save_file puts the metadata in another order each time; sorted, the same numbers are the same file."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode().ljust(end - 8)
+    assert len(header) == end - 8
+    path.write_bytes(data[:8] + header + data[end:])
+
+
 def make(name, config, T):
     ids = torch.randint(config.vocab_size, (BATCH, T + 1), generator=torch.Generator().manual_seed(2))
     plain = build(config)
@@ -91,6 +101,7 @@ def make(name, config, T):
         assert relative_error(results["logits"], unlimited) > 0.01, "the window does not act"
     path = FOLDER / (name + ".safetensors")
     save_file(tensors, path, metadata)
+    sort_header(path)
     print(f"{path.name}: {path.stat().st_size} bytes, loss {float(results['loss']):.4f}, after {STEPS - 1} steps "
           f"{float(losses[-1]):.4f}")
 
