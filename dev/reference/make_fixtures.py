@@ -5,7 +5,7 @@ family. test/parity_test.cu compares this program with them, so that tests need 
     python dev/reference/make_fixtures.py
 
 One file a model: config.json as transformers writes it (in the metadata, with versions and AdamW's numbers);
-weights.NAME; ids (B, T + 1); logits (B, T, V), loss, grad.NAME; adamw.losses, before each of ten steps that decay
+weights.NAME; ids (B, T + 1); logits (B * T, V), loss, grad.NAME; adamw.losses, before each of ten steps that decay
 matrices alone and clip nothing. Computed in float64, stored rounded to float32; the weights are float32 exactly.
 """
 import json
@@ -92,7 +92,9 @@ def make(name, config, T):
         losses = adamw_losses(model, ids)
     for what, value in measure(plain, ids).items():    # float32 agrees within rounding: exact() changed nothing else
         assert relative_error(results[what], value) < 3e-5, (name, what, relative_error(results[what], value))
-    tensors |= {what: value.float().contiguous() for what, value in (results | {"adamw.losses": losses}).items()}
+    for what, value in results.items():
+        tensors[what if what in ("logits", "loss") else "grad." + what] = value.float()
+    tensors["adamw.losses"] = losses.float()
     metadata = {"config.json": config_text(plain), "torch": torch.__version__,
                 "transformers": transformers.__version__} | {k: str(v) for k, v in ADAMW.items()}
     if getattr(config, "sliding_window", None):

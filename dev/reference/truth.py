@@ -19,14 +19,14 @@ def exact():
         torch.Tensor.float = to_float
 
 
-def measure(model, ids):
-    """Logits (B, T, V), mean loss and gradients of sequences of T + 1 ids: T inputs, and T targets one further."""
+def measure(model, lists):
+    """Logits (rows, V), mean loss and gradients of lists of ids: all but the last of each are read, all but the first
+    are targets."""
     model.zero_grad()
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    logits = torch.cat([model(input_ids=ids[None, :-1], use_cache=False).logits[0] for ids in lists])
+    loss = torch.nn.functional.cross_entropy(logits, torch.cat([ids[1:] for ids in lists]))
     loss.backward()
-    return {"logits": logits.detach(), "loss": loss.detach().reshape(1)} | {
-        "grad." + name: p.grad.clone() for name, p in model.named_parameters()}
+    return {"logits": logits.detach(), "loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
 def relative_error(a, b):
