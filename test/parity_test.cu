@@ -174,14 +174,14 @@ TEST_CASE("each family's logits, loss, gradients and ten AdamW steps are those o
         const TempFolder folder;
         const Case c = fixture_case(folder, name);
         check_case<float>(c, 1e-5, 1e-5);
-        check_case<double>(c, 1e-6, 1e-6);
+        check_case<double>(c, 1e-7, 1e-7);             // the truth is rounded to float
     }
 }
 
 TEST_CASE("a pretrained model's logits, loss, gradients and ten AdamW steps are those of PyTorch") {
     if (!has_pretrained()) return;
     check_case<float>(pretrained_case(), 1e-5, 1e-5);
-    check_case<double>(pretrained_case(), 1e-6, 1e-5);
+    check_case<double>(pretrained_case(), 1e-7, 1e-5);
 }
 
 TEST_CASE("a pretrained model's parameters after ten AdamW steps are those of PyTorch, rounded") {

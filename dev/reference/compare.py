@@ -10,10 +10,12 @@ import argparse
 import json
 import sys
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from truth import exact, measure, relative_error
+from truth import exact, in_float64, measure, relative_error
 
+transformers.utils.logging.disable_progress_bar()
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model", help="a Hugging Face folder")
 parser.add_argument("ids", help="a JSON list of lists of ids")
@@ -23,10 +25,10 @@ given = parser.parse_args()
 
 with open(given.ids) as file:
     lists = [torch.tensor(ids) for ids in json.load(file)]
-with exact():
-    model = AutoModelForCausalLM.from_pretrained(given.model, attn_implementation="eager").double()
-    truth = measure(model, lists)
 ours = load_file(given.ours)
+model = in_float64(AutoModelForCausalLM.from_pretrained(given.model, attn_implementation="eager"))
+with exact():
+    truth = measure(model, lists)
 if truth.keys() != ours.keys():
     sys.exit(f"only one side has {sorted(truth.keys() ^ ours.keys())}")
 

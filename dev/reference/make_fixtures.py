@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-from truth import exact, measure, relative_error
+from truth import exact, in_float64, measure, relative_error
 
 FOLDER = pathlib.Path(__file__).parents[2] / "test" / "fixtures"
 # eps is large: a gradient that is zero but for rounding, such as that of GPT-2's key bias, must not become a step.
@@ -86,8 +86,8 @@ def make(name, config, T):
     plain = build(config)
     tensors = {"weights." + n: p.detach().clone() for n, p in plain.named_parameters()}
     tensors["ids"] = ids.to(torch.int32)
+    model = in_float64(plain)
     with exact():
-        model = build(config).double()
         results = measure(model, ids)
         losses = adamw_losses(model, ids)
     for what, value in measure(plain, ids).items():    # float32 agrees within rounding: exact() changed nothing else

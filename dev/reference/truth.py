@@ -5,6 +5,7 @@ the name means float64, so that its formulas are followed to the last digit; not
 """
 import contextlib
 import torch
+from transformers import AutoModelForCausalLM
 
 
 @contextlib.contextmanager
@@ -17,6 +18,14 @@ def exact():
     finally:
         torch.float32 = torch.float = float32
         torch.Tensor.float = to_float
+
+
+def in_float64(model):
+    """The same model; made anew, because the frequencies of its rotations are computed where it is made."""
+    with exact():
+        other = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager")
+    other.load_state_dict(model.state_dict())
+    return other.double()
 
 
 def measure(model, lists):
