@@ -52,6 +52,7 @@ TEST_CASE("a file that is cut anywhere loads or is refused in one line") {
             // Every byte of a short file and of its head; of what follows, places 61 bytes apart.
             for (size_t n = 0; n < good.size(); n += n < head ? 1 : 61) try_one(parser, good.substr(0, n), outcome);
             CHECK((outcome.refused > 0 || parser.name == "log"));   // a torn line of a log is cut off
+            CHECK(refusal_of(parser, good) == "");     // nothing stays behind of what was refused
         }
 }
 
@@ -84,6 +85,7 @@ TEST_CASE("a value of another type or size in the place of each value loads or i
                                       "[1,\"\"]", "{\"a\\n\":1}", "\"\xFF\"", "'", ""})
                 try_one(parser, before + value + after, outcome);
         });
+        CHECK(refusal_of(parser, parser.good[0]) == "");
     }
     CHECK(outcome.refused > outcome.loaded);
 }
