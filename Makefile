@@ -200,11 +200,11 @@ $(BUILD)/headers/%.ok: % $(BUILD)/flags
 parity:
 	@$(MAKE) --no-print-directory test SUITE=parity && sed -n 's/^parity: //p' $(BUILD)/test_kernels.log
 
-# One-line bugs (test/mutants.txt): the suites must notice every one of them; `bug` builds the trainer with one.
+# One-line bugs (test/mutants.txt): the suites must notice every one of them; `bug` trains with one, beside the right run.
 mutants:
 	@test/mutants.sh $(NAME)
 bug:
-	@test/mutants.sh --show $(NAME) && build/mutants/tree/train_gpt $(ARGS)
+	@test/mutants.sh --show $(NAME) $(ARGS)
 
 # Each header, with what its second line says and nothing else, in a stranger's program.
 copytest:
@@ -302,7 +302,7 @@ help:
 	@echo "make doctor      what was found, what is off          make clang       clang++-19, no libraries: tests"
 	@echo "make deps        install what is required (ALL=1: what is optional too)"
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
-	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with one of them"
+	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with and without one"
 	@echo "make parity      the worst errors against PyTorch and transformers, a row a model"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"

@@ -2,7 +2,7 @@
 # Breaks one line after the other (test/mutants.txt) in a copy of the tree, and requires the suite of that row to notice.
 #   test/mutants.sh               every row                 test/mutants.sh NAME...   only those
 #   test/mutants.sh --group k/K   the k-th of K parts of them: each suite's rows together, and the suite unbroken first
-#   test/mutants.sh --show NAME   the row, and ./train_gpt built with it in build/mutants/tree
+#   test/mutants.sh --show NAME [FLAG...]   the row; then trains with and without it, and shows both losses side by side
 # A row whose line is gone, stands twice, or does not compile fails too: it proves nothing. Called by `make mutants`, `make bug`.
 # Two rows at a time, a core each, at -O1; a suite stops at its first failure, and fibers run only if the CPU saw nothing.
 set -uo pipefail
@@ -80,12 +80,25 @@ work_through() {   # tree, names
 copy_tree
 if [ "${1:-}" = --show ]; then
     name=${2:?make bug NAME=...}
+    shift 2
     [ -n "$(field "$name" file)" ] || { echo "no mutant is called $name; they stand in test/mutants.txt" >&2; exit 2; }
     break_line "$name" || { echo "$name: its line is gone from $(field "$name" file)" >&2; exit 1; }
     printf '%s\n  -  %s\n  +  %s\n%s\n' "$(field "$name" file)" "$(field "$name" line)" "$(field "$name" with)" "$(field "$name" sees)"
     make -C $tree > build/mutants/bug.log 2>&1 || { tail -20 build/mutants/bug.log; exit 1; }
     cp "$(field "$name" file)" "$tree/$(field "$name" file)"
-    echo "built $tree/train_gpt"
+    make -s all > /dev/null || exit 1
+    case " $* " in *" --steps"*) ;; *) set -- --steps 200 "$@" ;; esac
+    for run in right bug; do
+        program=./train_gpt
+        [ $run = right ] || program=$tree/train_gpt
+        rm -rf build/mutants/$run
+        OMP_NUM_THREADS=$(nproc) $program --sample-every 0 --eval-every 0 "$@" --out build/mutants/$run \
+            > build/mutants/$run.log 2>&1 || { echo "$run: $(tail -1 build/mutants/$run.log)"; exit 1; }
+        sed -nE 's/.*"loss":([^,}]+).*/\1/p' build/mutants/$run/log.jsonl | cut -c1-8 > build/mutants/$run.loss   # a line a step
+    done
+    paste build/mutants/right.loss build/mutants/bug.loss | awk '
+        BEGIN { printf "%6s  %12s  %12s\n", "step", "right", "with the bug" }
+        NR == 1 || NR % 20 == 0 { printf "%6d  %12s  %12s\n", NR, $1, $2 }'
     exit
 fi
 whole='' names=$*
