@@ -111,7 +111,7 @@ inline int print_findings() {
 // ---- plan -----------------------------------------------------------------------------------------------------------
 template <class T, class Step> int print_plan(const Config& c, Step step) {
     Config config = c;
-    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
+    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer, 0).vocab());
     const Params params(config.shape);
     const Plan plan = make_plan<T>(config, params, step);
     const Facts facts = plan_facts(config, plan);
@@ -159,7 +159,7 @@ inline int tokenize(const Config& c) {
 // ---- eval -----------------------------------------------------------------------------------------------------------
 // Every token of the data but the first of each stream is a target once: windows of seq tokens, the last one shorter.
 template <class T> int eval(Config c) {
-    const Tokenizer tokenizer = load_tokenizer(c.tokenizer);
+    const Tokenizer tokenizer = load_tokenizer(c.tokenizer, c.shape.vocab);
     set_vocab(c, tokenizer.vocab());
     const Corpus corpus = read_corpus(c.data, "0", tokenizer, 1, default_team());
     const Params params(c.shape);
@@ -189,8 +189,10 @@ template <class T> int eval(Config c) {
         return arena.peak();
     };
     run(Arena(run(Arena())));
-    std::printf("loss          %.6f\nperplexity    %.4f\nbits per byte %.6f\ntokens        %ld\nbytes         %zu\n",
-                loss.mean(), std::exp(loss.mean()), loss.total / std::log(2.0) / double(bytes), loss.count, bytes);
+    const double mean = loss.mean();
+    std::printf("loss          %.6f\nperplexity    %.4f\ntokens        %ld\n", mean, std::exp(mean), loss.count);
+    if (tokenizer.has_text())
+        std::printf("bits per byte %.6f\nbytes         %zu\n", loss.total / std::log(2.0) / double(bytes), bytes);
     return 0;
 }
 

@@ -48,7 +48,7 @@ void check_ids(const int* ids, long n, long vocab, const std::string& path, long
     if (bad != ids + n)
         fail(path + ": token " + std::to_string(first + (bad - ids)) + " is id " +
              std::to_string(unsigned(*bad)) + ", but the vocabulary has " + std::to_string(vocab) +
-             " ids (from 0); give the --tokenizer that it was made with, or make it again");
+             " ids (from 0); give the --tokenizer that it was made with (none: ids alone), or make it again");
 }
 
 }  // namespace

@@ -203,6 +203,12 @@ Tokenizer::Tokenizer(Splitter splitter, std::vector<Merge> merges)
     pieces_.emplace_back();
 }
 
+Tokenizer Tokenizer::none(long vocab) {
+    Tokenizer t = bytes();
+    t.pieces_.assign(size_t(vocab), ""), t.end_of_text_ = -1;
+    return t;
+}
+
 Tokenizer Tokenizer::from_json(const std::string& text, const std::string& where) {
     const json file = json::parse(text, shallow, false);
     if (file.is_discarded()) fail(where + ": is not JSON" + advice);
@@ -229,6 +235,7 @@ Tokenizer Tokenizer::from_json(const std::string& text, const std::string& where
 }
 
 std::vector<int> Tokenizer::encode(std::string_view text, Parse parse) const {
+    if (!has_text()) fail("--tokenizer none has ids and no texts: give token shards (.bin), or another tokenizer");
     constexpr size_t most_words = 1 << 18;             // a word that came before is copied; this bounds the memory
     std::unordered_map<std::string_view, std::pair<size_t, size_t>> seen;   // where its ids stand
     std::vector<int> ids;
@@ -275,6 +282,7 @@ std::string Tokenizer::decode(const std::vector<int>& ids, Special special) cons
 
 // FNV-1a. A text without merges is the same ids however it is cut.
 uint64_t Tokenizer::hash() const {
+    if (!has_text()) return 0;
     uint64_t h = 0xCBF29CE484222325;
     const auto add = [&h](uint64_t word) { h = (h ^ word) * 0x100000001B3; };
     const auto add_text = [&](const std::string& text) {
@@ -289,6 +297,7 @@ uint64_t Tokenizer::hash() const {
 }
 
 std::map<std::string, std::string> Tokenizer::files() const {
+    if (!has_text()) return {};
     ordered::object_t vocab;                           // filled as a list: setting a key would search all others
     ordered merges = ordered::array();
     for (size_t id = 0; id < pieces_.size(); ++id)
@@ -313,8 +322,10 @@ std::map<std::string, std::string> Tokenizer::files() const {
     return {{"tokenizer.json", file.dump(2) + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
 }
 
-Tokenizer load_tokenizer(const std::string& what) {
+Tokenizer load_tokenizer(const std::string& what, long ids_of_none) {
     if (what == "byte") return Tokenizer::bytes();
+    if (what == "none" && ids_of_none == 0) fail("--tokenizer none: how many ids are there? Give --vocab or --model");
+    if (what == "none") return Tokenizer::none(ids_of_none);
     std::error_code ignored;
     const std::string path = std::filesystem::is_directory(what, ignored) ? what + "/tokenizer.json" : what;
     return Tokenizer::from_json(read_text(path, std::string("can't open it") + advice), path);

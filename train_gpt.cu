@@ -194,7 +194,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         if (t.step == 1 || due(c.log_every) || evaluated || r.skipped)
             std::printf("%s\n", log_line(log, c.steps).c_str());
         else progress(t.step, c.steps);
-        if (due(c.sample_every)) {
+        if (due(c.sample_every) && tokenizer.has_text()) {
             const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
             Generator<T> generator(t.context, t.weights, c.seq);
             const std::string prompt = c.prompt.empty() ? "\n" : c.prompt;   // in the middle of a file, not at its head
@@ -210,7 +210,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
 
 template <class T> int train(Config config, const Resume& from) {
     const auto begin = Clock::now();
-    const Tokenizer tokenizer = load_tokenizer(config.tokenizer);
+    const Tokenizer tokenizer = load_tokenizer(config.tokenizer, config.shape.vocab);
     set_vocab(config, tokenizer.vocab());
     const Params params(config.shape);
     std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n",

@@ -94,7 +94,8 @@ template <class T>
 std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, const std::string& run) {
     CheckpointParts parts;
     const std::string dtype = t.config.dtype == "bf16" ? "bfloat16" : t.config.dtype == "fp64" ? "float64" : "float32";
-    if (t.config.tokenizer == t.config.model) parts.extra_files = t.brought;   // else it would fit no more
+    const bool fits = t.config.tokenizer == t.config.model || !tokenizer.has_text();
+    if (fits) parts.extra_files = t.brought;
     parts.extra_files.erase("config.json");
     parts.extra_files.merge(tokenizer.files());
     parts.config_json = t.brought.empty() ? to_hf_config(t.params.shape(), dtype, tokenizer.end_of_text())

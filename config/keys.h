@@ -67,7 +67,7 @@ inline std::vector<Key> data_keys(Config& c) {
          "files, folders, a/*.txt: text, .jsonl or shards .bin; a:0.7,b:0.3 mixes; empty: the project's own sources"},
         {"val", &c.val, any, train, often, "the same for validation, or the part of --data held out; 0: none"},
         {"tokenizer", &c.tokenizer, any, train | eval | tokenize, often,
-         "byte, or a file or folder; unset: that of --model DIR"},
+         "byte, a file or folder, or none: shards alone; unset: that of --model DIR"},
         {"batch", &c.batch, count, train | eval, often, "sequences of a micro-batch"},
         {"tokens-per-step", &c.tokens_per_step, {1, INT_MAX}, train, often, "tokens of an update; unset: batch x seq"},
     };

@@ -245,6 +245,27 @@ TEST_CASE("A8: eval is total over count of every token, whatever the batch, with
     CHECK(number_after(other.out, "tokens") == 74);
 }
 
+TEST_CASE("with --tokenizer none ids alone, in a shard as llm.c writes it, are evaluated and trained on") {
+    const Folder hf(shape_of("gpt2", true));
+    std::vector<int> header(256), ids(40);
+    header[0] = 20240520, header[1] = 1, header[2] = 40;
+    std::string shard;
+    for (int field : header) shard += put_bits(field);
+    for (int i = 0; i < 40; ++i) shard += put_bits(uint16_t(ids[size_t(i)] = i * i % 17));
+    hf.put("ids.bin", shard);
+    std::vector<std::vector<int>> windows;
+    for (long at = 0; at < 39; at += 16)
+        windows.push_back({ids.begin() + at, ids.begin() + std::min(40L, at + 17)});
+    const Words with = {"--model", "hf", "--data", "ids.bin", "--tokenizer", "none", "--batch", "1", "--dtype", "fp64"};
+    const Result r = program_in(hf, Words{"eval"} + with);
+    CHECK(std::fabs(number_after(r.out, "loss") - hf.loss(windows)) < 1e-6);
+    CHECK(number_after(r.out, "tokens") == 39);
+    CHECK(r.out.find("bits per byte") == std::string::npos);   // nobody knows the bytes
+    CHECK(program_in(hf, with + Words{"--steps", "2", "--val", "0", "--seq", "8", "--out", "run"}).code == 0);
+    hf.put("text.txt", "no ids");
+    check_refused(hf, 1, {"eval", "--model", "hf", "--data", "text.txt", "--tokenizer", "none"}, {"none", ".bin"});
+}
+
 TEST_CASE("what dump and eval cannot use is refused in one line") {
     const Folder hf(shape_of("gpt2", true));
     hf.put("text.txt", prose(75));

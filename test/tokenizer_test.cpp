@@ -381,4 +381,16 @@ TEST_CASE("what is not UTF-8 becomes one replacement character a part") {
     }
 }
 
+TEST_CASE("none has ids and no texts: nothing is encoded, nothing written, any shard's hash fits") {
+    const Tokenizer t = load_tokenizer("none", 50257);
+    CHECK(t.vocab() == 50257);
+    CHECK(!t.has_text());
+    CHECK(t.end_of_text() == -1);
+    CHECK(t.files().empty());
+    CHECK(t.hash() == 0);
+    CHECK(t.decode({1, 50256}).empty());
+    CHECK(test::error_of([&] { t.encode("a"); }).starts_with("--tokenizer none has ids and no texts"));
+    CHECK(test::error_of([] { load_tokenizer("none"); }).starts_with("--tokenizer none: how many ids are there?"));
+}
+
 }  // TEST_SUITE
