@@ -1,7 +1,7 @@
 """make_fixtures.py - writes test/fixtures/*.safetensors: what PyTorch and transformers compute for a tiny model of each
-family. test/parity_test.cu compares this program with them, so that tests need no Python. To make them again:
+family. test/parity_test.cu compares this program with them, so that tests need no Python. To make them again, where
+there are torch, transformers and safetensors:
 
-    pip install torch transformers safetensors
     python dev/reference/make_fixtures.py
 
 One file a model: config.json as transformers writes it (in the metadata, with versions and AdamW's numbers);
