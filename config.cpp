@@ -24,7 +24,7 @@ using namespace keys;
     for (const Key& k : all_keys(c)) names.push_back(k.name);
     for (const Later& l : later_keys) names.push_back(l.name);
     if (flag) names.insert(names.end(), {"config", "help", "help-all", "version"});
-    throw Usage(subject + ": unknown; the nearest is " + (flag ? "--" : "") + nearest(name, names));
+    throw Usage(subject, ": unknown; the nearest is ", flag ? "--" : "", nearest(name, names));
 }
 
 // Is it a key without code behind it? Then it may only say what is so anyway.
@@ -32,7 +32,7 @@ bool is_later(const std::string& name, const Given& g) {
     for (const Later& l : later_keys) {
         if (l.name != name) continue;
         if (*l.neutral && g.text == l.neutral) return true;
-        throw Usage(g.subject + ": not built yet" + (*l.neutral ? format("; only %s works so far", l.neutral) : ""));
+        throw Usage(g.subject, ": not built yet", *l.neutral ? concat("; only ", l.neutral, " works so far") : "");
     }
     return false;
 }
@@ -50,20 +50,20 @@ std::pair<std::string, std::string> toml_texts(const toml::node& node) {
 }
 
 Values read_recipe(const std::string& path, unsigned command) {
-    if (!std::filesystem::is_regular_file(path)) throw Usage("--config " + path + ": no such file");
+    if (!std::filesystem::is_regular_file(path)) throw Usage("--config ", path, ": no such file");
     toml::table recipe;
     try {
         recipe = toml::parse_file(path);
     } catch (const toml::parse_error& e) {
-        throw Usage(path + ":" + std::to_string(e.source().begin.line) + ": " + std::string(e.description()));
+        throw Usage(path, ":", e.source().begin.line, ": ", e.description());
     } catch (const std::logic_error&) {
-        throw Usage(path + ": not TOML: a table, [name], begins with something that is no name");
+        throw Usage(path, ": not TOML: a table, [name], begins with something that is no name");
     }
     Config c;
     const std::vector<Key> keys = all_keys(c);
     Values values;
     for (const auto& [toml_key, node] : recipe) {
-        const std::string name(toml_key.str()), at = path + ":" + std::to_string(toml_key.source().begin.line);
+        const std::string name(toml_key.str()), at = concat(path, ":", toml_key.source().begin.line);
         const auto [text, shown] = toml_texts(node);
         const Given g{text, at, at + ": " + name + " = " + shown};
         if (is_later(name, g)) continue;
@@ -72,7 +72,7 @@ Values read_recipe(const std::string& path, unsigned command) {
         const bool quoted = node.is_string(), wants_string = std::holds_alternative<std::string*>(key->slot);
         // --val is a path or a number, so its key may be either.
         if (quoted != wants_string && !(name == "val" && node.is_number()))
-            throw Usage(g.subject + ": expected " + expected(*key));
+            throw Usage(g.subject, ": expected ", expected(*key));
         if (key->commands & command) values[name] = g;  // one recipe serves several commands
     }
     return values;
@@ -93,11 +93,11 @@ CommandLine read_command_line(std::vector<std::string> words) {
         line.command = words[0];
         words.erase(words.begin());
         if (std::count(later_commands.begin(), later_commands.end(), line.command))
-            throw Usage(line.command + ": not built yet; built are " + joined(commands));
+            throw Usage(line.command, ": not built yet; built are ", joined(commands));
         std::vector<std::string> known = commands;
         known.insert(known.end(), later_commands.begin(), later_commands.end());
         if (!std::count(commands.begin(), commands.end(), line.command))
-            throw Usage(line.command + ": no such command; the nearest is " + nearest(line.command, known));
+            throw Usage(line.command, ": no such command; the nearest is ", nearest(line.command, known));
     }
     CLI::App app;
     app.set_help_flag();
@@ -125,14 +125,14 @@ CommandLine read_command_line(std::vector<std::string> words) {
         app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
     } catch (const CLI::ArgumentMismatch& e) {
         const std::string what = e.what();
-        throw Usage(what.substr(0, what.find(':')) + ": expected exactly one value");
+        throw Usage(what.substr(0, what.find(':')), ": expected exactly one value");
     } catch (const CLI::ParseError& e) {
         throw Usage(e.what());
     }
     for (const std::string& word : app.remaining()) {
         const std::string flag = word.substr(0, word.find('='));
         if (!word.starts_with('-') && line.command == "tokenize") line.inputs.push_back(word);
-        else if (!word.starts_with('-')) throw Usage(word + ": expected a flag, which starts with --");
+        else if (!word.starts_with('-')) throw Usage(word, ": expected a flag, which starts with --");
         else unknown(flag, flag.substr(std::min(flag.find_first_not_of('-'), flag.size())), true);
     }
     for (const auto& [name, option] : options)
@@ -153,7 +153,7 @@ void check_flags(Values& flags, const std::string& command) {
     Config c;
     for (const Key& k : all_keys(c))
         if (flags.count(k.name) && !(k.commands & bit_of(command)))
-            throw Usage("--" + std::string(k.name) + ": " + command + " does not use it");
+            throw Usage("--", k.name, ": ", command, " does not use it");
 }
 
 // ---- values that depend on others ----
@@ -174,7 +174,7 @@ std::string start_shape(Config& c, const Values& values) {
     }
     c.model_is_folder = std::filesystem::is_directory(c.model);
     if (!c.model_is_folder) {
-        if (c.model.find('/') != std::string::npos) fail("--model " + c.model + ": no such folder");
+        if (c.model.find('/') != std::string::npos) fail("--model ", c.model, ": no such folder");
         c.shape = preset(c.model);
         return "default (" + c.model + ")";
     }
@@ -186,7 +186,7 @@ std::string start_shape(Config& c, const Values& values) {
 void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
     const auto given = [&](const char* name) { return values.count(name) > 0; };
     if (!c.model.empty() && c.shape.family != start.family)
-        fail("--family " + c.shape.family + ": " + c.model + " is " + start.family);
+        fail("--family ", c.shape.family, ": ", c.model, " is ", start.family);
     if (given("dim") || given("heads") || given("family")) {         // what is derived from these is derived anew
         if (!given("kv-heads")) c.shape.kv_heads = 0;
         if (!given("head-dim")) c.shape.head_dim = 0;
@@ -195,8 +195,7 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
     if (c.model_is_folder) {
         if (!given("tokenizer")) c.tokenizer = c.model, c.origin["tokenizer"] = "default (" + c.model + ")";
         c.seq = given("seq") ? c.seq : std::min(1024L, start.seq);
-        if (c.seq > start.seq)
-            fail("--seq " + number_text(c.seq) + ": " + c.model + " holds at most " + number_text(start.seq));
+        if (c.seq > start.seq) fail("--seq ", c.seq, ": ", c.model, " holds at most ", start.seq);
     } else {
         c.seq = c.shape.seq = given("seq") ? c.seq : start.seq;
         if (c.tokenizer != "byte" && !given("vocab") && start.vocab == 257) c.shape.vocab = 0;
@@ -210,25 +209,23 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
 
 void resolve_run(Config& c, const Values& values) {
     if (c.master == "none" && c.dtype != "bf16")
-        fail("--master none: for --dtype bf16; " + c.dtype + " weights are their own master");
+        fail("--master none: for --dtype bf16; ", c.dtype, " weights are their own master");
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
-    if (c.min_lr > c.lr) fail("--min-lr " + number_text(c.min_lr) + " is larger than --lr " + number_text(c.lr));
+    if (c.min_lr > c.lr) fail("--min-lr ", number_text(c.min_lr), " is larger than --lr ", number_text(c.lr));
     const long window = c.batch * c.seq;               // a row is an int on the device
     if (window > INT_MAX)
-        fail("--batch " + number_text(c.batch) + " x --seq " + number_text(c.seq) + ": " + number_text(window) +
-             " tokens at once, at most " + number_text(INT_MAX) + "; take a smaller --batch");
+        fail("--batch ", c.batch, " x --seq ", c.seq, ": ", window, " tokens at once, at most ", INT_MAX,
+             "; take a smaller --batch");
     if (!values.count("tokens-per-step")) c.tokens_per_step = window;
     if (c.tokens_per_step % window != 0)
-        fail("--tokens-per-step " + number_text(c.tokens_per_step) + " is not a multiple of --batch " +
-             number_text(c.batch) + " x --seq " + number_text(c.seq) + "; the next is " +
-             number_text((c.tokens_per_step / window + 1) * window));
+        fail("--tokens-per-step ", c.tokens_per_step, " is not a multiple of --batch ", c.batch, " x --seq ", c.seq,
+             "; the next is ", (c.tokens_per_step / window + 1) * window);
     const double part = number_in(c.val).value_or(0);  // else a path
     if (c.val.empty() || !(part >= 0 && part < 1))
-        fail("--val " + c.val + ": expected a path, a fraction between 0 and 1, or 0 for no validation");
+        fail("--val ", c.val, ": expected a path, a fraction between 0 and 1, or 0 for no validation");
     if (c.epochs > 0 && c.steps > 0 && values.count("steps"))
-        fail("--steps " + number_text(c.steps) + " and --epochs " + number_text(c.epochs) +
-             ": give one of them, or 0 for the other");
+        fail("--steps ", c.steps, " and --epochs ", number_text(c.epochs), ": give one of them, or 0 for the other");
     if (c.epochs > 0) c.steps = 0;                     // until set_steps()
     else set_steps(c, c.steps);
 }
@@ -237,7 +234,7 @@ void resolve_run(Config& c, const Values& values) {
 void require_given(const Config& c, const Values& values) {
     const unsigned command = bit_of(c.command);
     const auto need = [&](unsigned commands, bool given, const char* what) {
-        if ((command & commands) && !given) fail(c.command + ": needs " + what);
+        if ((command & commands) && !given) fail(c.command, ": needs ", what);
     };
     need(generate | eval | dump | exports, c.model_is_folder, "trained weights; give --model DIR");
     need(eval, !c.data.empty(), "a text; give --data F");
@@ -261,7 +258,7 @@ Config build(const CommandLine& line, const Values& values) {
         assign(k, given->second);
         c.origin[k.name] = given->second.origin;
         if (c.model_is_folder && is_shape(k.name) && text_of(k.slot) != before)
-            fail(given->second.subject + ": " + c.model + "/config.json says " + before);
+            fail(given->second.subject, ": ", c.model, "/config.json says ", before);
     }
     require_given(c, values);
     if (c.command == "doctor" || c.command == "tokenize") return c;
@@ -286,7 +283,7 @@ std::string help_text(const std::string& command, bool all) {
     for (const auto& [group, rows] : table(c)) {
         std::string lines;
         for (const Key& k : rows)
-            if ((k.commands & bit_of(command)) && (all || k.show == Show::often))
+            if ((k.commands & bit_of(command)) && (all || k.show == often))
                 lines += flag_line(k.name, text_of(k.slot).empty() ? "\"\"" : text_of(k.slot),
                                    k.help + (k.domain.words.empty() ? "" : ": " + joined(k.domain.words)));
         if (!lines.empty()) text += "\n" + std::string(group) + "\n" + lines;
@@ -319,9 +316,7 @@ ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of) 
     for (const auto& [name, given] : line.flags) values[name] = given;
     try {
         return {build(line, values), ""};
-    } catch (const Usage&) {
-        throw;
-    } catch (const Error& e) {                         // a rule of shape.h
+    } catch (const Error& e) {                         // a rule of shape.h, too, is about usage
         throw Usage(e.what());
     }
 }
@@ -362,14 +357,13 @@ void set_steps(Config& c, long steps) {
     c.steps = steps;
     if (!c.given("warmup")) c.warmup = std::min(50L, steps / 10);
     if (c.warmup > steps && steps > 0)
-        throw Usage("--warmup " + number_text(c.warmup) + " is longer than the run: " + number_text(steps) + " steps");
+        throw Usage("--warmup ", c.warmup, " is longer than the run: ", steps, " steps");
 }
 
 void set_vocab(Config& c, long tokenizer) {
     if (c.shape.vocab == 0) c.shape.vocab = tokenizer;
     if (c.shape.vocab < tokenizer)
-        throw Usage("--vocab " + number_text(c.shape.vocab) + ": --tokenizer " + c.tokenizer + " has " +
-                    number_text(tokenizer) + " ids");
+        throw Usage("--vocab ", c.shape.vocab, ": --tokenizer ", c.tokenizer, " has ", tokenizer, " ids");
 }
 
 Schedule schedule_of(const Config& c) {

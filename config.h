@@ -10,9 +10,6 @@
 #include "shape.h"
 #include <functional>
 #include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace baretrain {
 
@@ -60,7 +57,9 @@ struct Config {
     bool given(const std::string& key) const;          // by flag or recipe
 };
 
-struct Usage : Error { using Error::Error; };          // exit code 2
+struct Usage : Error {                                 // exit code 2
+    template <class... Parts> explicit Usage(const Parts&... parts) : Error(concat(parts...)) {}
+};
 
 struct ParseResult {
     Config config;

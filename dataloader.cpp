@@ -32,7 +32,7 @@ long take_weight(const std::string& flag, std::string& path) {
     if (!weight || fs::exists(path, ignored)) return 0;
     const double parts = *weight * 1e4;
     if (!(parts > 0.5 && parts < 1e10 && std::fabs(parts - std::round(parts)) < 1e-4))
-        fail(flag + " " + path + ": a weight is above 0, below 1000000, and has at most four decimals");
+        fail(flag, " ", path, ": a weight is above 0, below 1000000, and has at most four decimals");
     path.resize(colon);
     return std::lround(parts);
 }
@@ -43,7 +43,7 @@ std::vector<Source> find_sources(const std::string& flag, const std::string& lis
     for (size_t begin = 0, end; begin <= list.size(); begin = end + 1, ++paths) {
         end = std::min(list.find(',', begin), list.size());
         std::string path = list.substr(begin, end - begin);
-        if (path.empty()) fail(flag + " \"" + list + "\": an empty name; give files and folders, separated by commas");
+        if (path.empty()) fail(flag, " \"", list, "\": an empty name; give files and folders, separated by commas");
         const long weight = take_weight(flag, path);
         weighted += weight > 0, common = std::gcd(common, weight), sum += weight;
         if (weight) sources.push_back({path, {}, weight});
@@ -51,12 +51,11 @@ std::vector<Source> find_sources(const std::string& flag, const std::string& lis
         add_inputs(sources.back().inputs, flag, path);
     }
     if (weighted && weighted < paths)
-        fail(flag + " " + list + ": " + std::to_string(weighted) + " of " + std::to_string(paths) +
-             " parts have a weight; give one to each or to none");
+        fail(flag, " ", list, ": ", weighted, " of ", paths, " parts have a weight; give one to each or to none");
     if (weighted && flag == "--val")
-        fail(flag + " " + list + ": validation reads everything once; leave the weights out");
+        fail(flag, " ", list, ": validation reads everything once; leave the weights out");
     if (weighted && sum / common > longest_period)
-        fail(flag + " " + list + ": the mixture repeats after " + std::to_string(sum / common) +
+        fail(flag, " ", list, ": the mixture repeats after ", sum / common,
              " windows, at most 1000000 are possible; give weights with fewer digits");
     if (weighted)
         for (Source& s : sources) s.weight /= common;
@@ -67,7 +66,7 @@ Tokens read_source(Corpus& corpus, const Source& source, const Tokenizer& tokeni
     const std::vector<std::string>& files = source.inputs.files;
     const long shards = std::count_if(files.begin(), files.end(), [](auto& file) { return file.ends_with(".bin"); });
     if (shards && shards < long(files.size()))
-        fail(source.name + ": text and token shards (.bin) in one stream; give each a weight, a.txt:1,b.bin:1, or "
+        fail(source.name, ": text and token shards (.bin) in one stream; give each a weight, a.txt:1,b.bin:1, or "
                            "turn the text into a shard: train_gpt tokenize");
     const Vocabulary vocabulary = vocabulary_of(tokenizer);
     Tokens tokens(vocabulary.size);
@@ -80,30 +79,29 @@ Tokens read_source(Corpus& corpus, const Source& source, const Tokenizer& tokeni
     return tokens;
 }
 
-// FNV-1a over 64-bit words: the length of each training stream, and its weight if there are several, before its
-// tokens; then the tokens of validation. Reads all of them, so that a wrong id is found here.
+// The length of each training stream, and its weight if there are several, before its tokens; then the tokens of
+// validation. Reads all of them, so that a wrong id is found here.
 std::string hash_tokens(const Corpus& corpus) {
-    uint64_t h = 0xCBF29CE484222325;
-    const auto add = [&h](uint64_t word) { h = (h ^ word) * 0x100000001B3; };
+    Hash hash;
     const auto add_tokens = [&](const Tokens& tokens) {
         for (long at = 0, next; at < tokens.size(); at = next) {
             next = std::min(tokens.size(), at + (1 << 20));
-            for (int id : tokens.read(at, next)) add(uint64_t(id));
+            for (int id : tokens.read(at, next)) hash.add(uint64_t(id));
         }
     };
     for (const TokenStream& stream : corpus.train) {
-        add(uint64_t(stream.tokens.size()));
-        if (corpus.train.size() > 1) add(uint64_t(stream.weight));
+        hash.add(uint64_t(stream.tokens.size()));
+        if (corpus.train.size() > 1) hash.add(uint64_t(stream.weight));
         add_tokens(stream.tokens);
     }
     for (const TokenStream& stream : corpus.val) add_tokens(stream.tokens);
-    return format("%016llx", static_cast<unsigned long long>(h));
+    return hex(hash.value);
 }
 
 void need_window(const Tokens& tokens, long seq, const std::string& what, const std::string& remedy) {
     if (tokens.size() <= seq)
-        fail(what + ": " + std::to_string(tokens.size()) + " tokens are too few: a window of --seq " +
-             std::to_string(seq) + " needs " + std::to_string(seq + 1) + "; " + remedy);
+        fail(what, ": ", tokens.size(), " tokens are too few: a window of --seq ", seq, " needs ", seq + 1, "; ",
+             remedy);
 }
 
 // Swap-or-not (Hoang, Morris, Rogaway 2012), a keyed permutation of 0..n-1 without a table: each round pairs x with
@@ -126,12 +124,12 @@ long total(const std::vector<TokenStream>& streams) {
 }  // namespace
 
 std::string Corpus::describe() const {
-    std::string line = inputs.describe(), mixture;
-    line += ", " + short_number(double(bytes)) + " bytes: " + short_number(double(total(train))) + " training tokens";
+    const auto short_total = [](auto& streams) { return short_number(double(total(streams))); };
+    std::string mixture;
     for (const TokenStream& s : train) mixture += (mixture.empty() ? ", mixed " : ":") + std::to_string(s.weight);
-    if (train.size() > 1) line += mixture;
-    line += val.empty() ? ", no validation" : ", " + short_number(double(total(val))) + " validation tokens";
-    return line + ", hash " + hash;
+    return concat(inputs.describe(), ", ", short_number(double(bytes)), " bytes: ", short_total(train),
+                  " training tokens", train.size() > 1 ? mixture : "", ", ",
+                  val.empty() ? "no validation" : short_total(val) + " validation tokens", ", hash ", hash);
 }
 
 Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq,
@@ -140,7 +138,7 @@ Corpus read_corpus(const std::string& data, const std::string& val, const Tokeni
     const std::optional<double> number = val.empty() ? 0 : number_in(val);
     const double fraction = number.value_or(0);
     if (!(fraction >= 0 && fraction < 1))
-        fail("--val " + val + ": a fraction is at least 0 and below 1; give 0 for no validation, or a path");
+        fail("--val ", val, ": a fraction is at least 0 and below 1; give 0 for no validation, or a path");
     std::vector<Source> sources = find_sources("--data", data), held_out;
     if (!number) held_out = find_sources("--val", val);
     std::set<fs::path> names;
@@ -152,8 +150,7 @@ Corpus read_corpus(const std::string& data, const std::string& val, const Tokeni
     for (Source& source : sources) {
         std::vector<std::string>& files = source.inputs.files;
         std::erase_if(files, [&](const std::string& file) { return names.count(fs::canonical(file)) > 0; });
-        if (files.empty())
-            fail("--data " + source.name + ": all of it is in --val " + val + " too; nothing is left");
+        if (files.empty()) fail("--data ", source.name, ": all of it is in --val ", val, " too; nothing is left");
         const Tokens tokens = read_source(corpus, source, tokenizer, threads);
         const long cut = tokens.size() - long(double(tokens.size()) * fraction);
         const Tokens train = tokens.range(0, cut), rest = tokens.range(cut, tokens.size());
@@ -175,7 +172,6 @@ long Rows::trained() const {
 }
 
 void Rows::append(const std::vector<int>& ids) {
-    if (documents.empty()) documents = {0};
     tokens.insert(tokens.end(), ids.begin(), ids.end() - 1);
     targets.insert(targets.end(), ids.begin() + 1, ids.end());
     for (size_t t = 0; t + 1 < ids.size(); ++t) positions.push_back(int(t));
@@ -187,20 +183,18 @@ Rows read_id_lists(const std::string& path, long vocab, long longest) {
     try {
         lists = nlohmann::json::parse(read_text(path)).get<std::vector<std::vector<long>>>();
     } catch (const nlohmann::json::exception&) {
-        fail(path + ": expected JSON, a list of lists of ids");
+        fail(path, ": expected JSON, a list of lists of ids");
     }
     Rows rows;
     for (size_t l = 0; l < lists.size(); ++l) {
-        const std::string here = path + ": list " + std::to_string(l + 1);
+        const std::string here = concat(path, ": list ", l + 1);
         const long n = long(lists[l].size());
-        if (n < 2 || n > longest + 1)
-            fail(here + " has " + std::to_string(n) + " ids; expected 2 to " + std::to_string(longest + 1));
+        if (n < 2 || n > longest + 1) fail(here, " has ", n, " ids; expected 2 to ", longest + 1);
         for (long id : lists[l])
-            if (id < 0 || id >= vocab)
-                fail(here + " holds " + std::to_string(id) + "; the model's ids are below " + std::to_string(vocab));
+            if (id < 0 || id >= vocab) fail(here, " holds ", id, "; the model's ids are below ", vocab);
         rows.append({lists[l].begin(), lists[l].end()});
     }
-    if (lists.empty()) fail(path + ": holds no list of ids");
+    if (lists.empty()) fail(path, ": holds no list of ids");
     return rows;
 }
 
@@ -240,14 +234,14 @@ void Loader::append(Rows& rows, const Place& place) const {
 }
 
 Rows Loader::rows(long position, long batch) const {
-    Rows rows{{}, {}, {}, {0}};
+    Rows rows;
     for (long b = 0; b < batch; ++b) append(rows, place(position + b));
     return rows;
 }
 
 Rows Loader::in_order(long first_window, long batch) const {
     require(first_window >= 0, "loader: windows start at 0");
-    Rows rows{{}, {}, {}, {0}};
+    Rows rows;
     for (long w = first_window; w < std::min(first_window + batch, windows_); ++w) {
         size_t stream = 0;
         long window = w;

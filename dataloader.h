@@ -10,8 +10,6 @@
 #pragma once
 #include "tokenize.h"
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 
 namespace baretrain {
 
@@ -40,7 +38,7 @@ Corpus read_corpus(const std::string& data, const std::string& val, const Tokeni
 // A micro-batch as the model sees it: N rows.
 struct Rows {
     std::vector<int> tokens, targets, positions;       // N each; a target is the next token, or -1: not trained
-    std::vector<int> documents;                        // the rows where documents start, then N
+    std::vector<int> documents = {0};                  // the rows where documents start, then N
     long trained() const;                              // targets that are not -1
     void append(const std::vector<int>& ids);          // a document more: each id but the first is a target
 };

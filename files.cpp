@@ -20,32 +20,32 @@ namespace {
 constexpr size_t buffer_bytes = 1 << 20;
 
 [[noreturn]] void fail_system(const std::string& path, const char* what) {
-    fail(path + ": cannot be " + what + ": " + std::strerror(errno));
+    fail(path, ": cannot be ", what, ": ", std::strerror(errno));
 }
 
-// FNV-1a over 8-byte words, the last one padded with zeros. The product carries low bits up only; the fold brings high
-// ones down.
-uint64_t hash_words(uint64_t hash, const char* p, size_t bytes) {
+// The last word is padded with zeros. The product carries low bits up only; the fold brings high ones down.
+uint64_t hash_words(uint64_t before, const char* p, size_t bytes) {
+    Hash hash{before};
     for (; bytes > 0; p += 8) {
         uint64_t word = 0;
         const size_t n = std::min<size_t>(8, bytes);
         std::memcpy(&word, p, n);
         bytes -= n;
-        hash = (hash ^ word) * 0x100000001B3;
-        hash ^= hash >> 32;
+        hash.add(word);
+        hash.value ^= hash.value >> 32;
     }
-    return hash;
+    return hash.value;
 }
 
 }  // namespace
 
 std::string read_text(const std::string& path, const std::string& complaint) {
     std::ifstream in(path, std::ios::binary);
-    if (!in) complaint.empty() ? fail_system(path, "opened") : fail(path + ": " + complaint);
+    if (!in) complaint.empty() ? fail_system(path, "opened") : fail(path, ": ", complaint);
     try {
         return {std::istreambuf_iterator<char>(in), {}};
     } catch (const std::ios_base::failure&) {          // a folder can be opened too
-        fail(path + ": " + (complaint.empty() ? "cannot be read; is it a file?" : complaint));
+        fail(path, ": ", complaint.empty() ? "cannot be read; is it a file?" : complaint);
     }
 }
 
@@ -75,7 +75,7 @@ InputFile::InputFile(const std::string& path) : path_(path), file_(open(path.c_s
     if (file_ < 0) fail_system(path, "opened");
     const bool plain = fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
     if (!plain) ::close(file_);                        // a constructor that throws runs no destructor
-    if (!plain) fail(path + ": is not a file; give the path of one");
+    if (!plain) fail(path, ": is not a file; give the path of one");
     bytes_ = size_t(status.st_size);
 }
 InputFile::~InputFile() { ::close(file_); }
@@ -85,7 +85,7 @@ void InputFile::read(void* to, size_t bytes, size_t from) const {
         const ssize_t n = pread(file_, static_cast<char*>(to) + done, bytes - done, off_t(from + done));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) fail_system(path_, "read");
-        if (n == 0) fail(path_ + ": became shorter while it was read");
+        if (n == 0) fail(path_, ": became shorter while it was read");
         done += size_t(n);
     }
 }
@@ -128,6 +128,8 @@ Digest OutputFile::close() {
     if (::close(std::exchange(file_, -1)) != 0) fail_system(path_, "written");
     return digest_;
 }
+
+std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
 
 std::string short_number(double v) {
     const char* const units[] = {"", "k", "M", "G"};

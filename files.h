@@ -15,10 +15,17 @@ namespace baretrain {
 std::string read_text(const std::string& path, const std::string& complaint = "");
 void write_whole(const std::string& path, const std::string& text);   // as path.tmp, synced, then renamed
 
+// FNV-1a over 64-bit words.
+struct Hash {
+    uint64_t value = 0xCBF29CE484222325;
+    void add(uint64_t word) { value = (value ^ word) * 0x100000001B3; }
+};
+std::string hex(uint64_t hash);                        // all 16 digits
+
 // Size and checksum of a file: enough to notice truncation and flipped bits, no protection against forgery.
 struct Digest {
     size_t bytes = 0;
-    uint64_t hash = 0xCBF29CE484222325;
+    uint64_t hash = Hash().value;
     bool operator==(const Digest&) const = default;
 };
 Digest digest_of_file(const std::string& path);

@@ -45,7 +45,7 @@ json json_of(const StepLog& log) {
 }
 
 [[noreturn]] void cannot_write(const std::string& path) {
-    fail(path + ": can't write: " + std::strerror(errno) + "; free some space or choose another --out");
+    fail(path, ": can't write: ", std::strerror(errno), "; free some space or choose another --out");
 }
 
 void append(const std::string& path, const std::string& line) {
@@ -68,14 +68,14 @@ std::vector<json> cut_log(const std::string& path, long last_step) {
     for (size_t end; (end = text.find('\n', keep)) != std::string::npos; keep = end + 1) {
         const json parsed = json::parse(text.substr(keep, end - keep), shallow, false);
         if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer())
-            fail(path + ": line " + std::to_string(lines.size() + 1) +
+            fail(path, ": line ", lines.size() + 1,
                  " is not a line of a run's log; move the file away to resume without it");
         if (parsed["step"].get<long>() > last_step) break;
         lines.push_back(parsed);
     }
     std::error_code error;
     fs::resize_file(path, keep, error);
-    if (error) fail(path + ": can't cut it to step " + std::to_string(last_step) + ": " + error.message());
+    if (error) fail(path, ": can't cut it to step ", last_step, ": ", error.message());
     return lines;
 }
 
@@ -125,12 +125,12 @@ RunFolder::RunFolder(const std::string& path, long resume_after_step) : path_(pa
     std::error_code error;
     const bool used = fs::exists(path, error) && (!fs::is_directory(path, error) || !fs::is_empty(path, error));
     if (used && resume_after_step < 0)
-        fail("--out " + path + ": exists and is not empty; choose another name, or take it up with --resume auto");
+        fail("--out ", path, ": exists and is not empty; choose another name, or take it up with --resume auto");
     fs::create_directories(path, error);
-    if (error) fail("--out " + path + ": can't make the folder: " + error.message());
+    if (error) fail("--out ", path, ": can't make the folder: ", error.message());
     lock_.file = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock_.file < 0 || flock(lock_.file, LOCK_EX | LOCK_NB) != 0)
-        fail("--out " + path + ": another process is training in this folder; wait for it, or choose another name");
+        fail("--out ", path, ": another process is training in this folder; wait for it, or choose another name");
     if (resume_after_step < 0) return;
     fs::remove(file("stop"), error);                   // the wish of the run before
     for (const json& l : cut_log(file(log_name), resume_after_step))
@@ -166,8 +166,7 @@ void RunFolder::log(const StepLog& log) {
         points.pop_back();
     } else append(path, line);
     last_line_ = line.size();
-    points.push_back({double(log.step), log.loss, log.grad_norm, log.lr, log.tokens_per_s,
-                      log.val_loss.value_or(NAN)});
+    points.push_back({double(log.step), log.loss, log.grad_norm, log.lr, log.tokens_per_s, log.val_loss.value_or(NAN)});
 }
 
 void RunFolder::sample(long step, const std::string& text) {

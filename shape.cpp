@@ -26,37 +26,31 @@ ModelShape llama3(ModelShape s, double factor) {
     return s;
 }
 
-const std::vector<Preset>& presets() {                 // family, L, C, H, key heads, D, F, V, T, tied, theta, epsilon
-    static const std::vector<Preset> all = {
-        {"gpt2-tiny", {"gpt2", 4, 128, 4, 0, 0, 0, 257, 128}},
-        {"gpt2-mini", {"gpt2", 6, 384, 6, 0, 0, 0, 257, 256}},
-        {"gpt2-124m", {"gpt2", 12, 768, 12, 0, 0, 0, 50257, 1024}},
-        {"gpt2-355m", {"gpt2", 24, 1024, 16, 0, 0, 0, 50257, 1024}},
-        {"gpt2-774m", {"gpt2", 36, 1280, 20, 0, 0, 0, 50257, 1024}},
-        {"gpt2-1558m", {"gpt2", 48, 1600, 25, 0, 0, 0, 50257, 1024}},
-        {"llama-tiny", {"llama", 4, 128, 4, 2, 0, 0, 257, 128}},
-        {"llama-mini", {"llama", 6, 384, 6, 2, 0, 0, 257, 256}},
-        {"llama3-1b", llama3({"llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, true}, 32)},
-        {"llama3-3b", llama3({"llama", 28, 3072, 24, 8, 128, 8192, 128256, 131072, true}, 32)},
-        {"llama3-8b", llama3({"llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, false}, 8)},
-        {"qwen2.5-0.5b", {"qwen2", 24, 896, 14, 2, 0, 4864, 151936, 32768, true, 1e6, 1e-6}},
-        {"qwen2.5-1.5b", {"qwen2", 28, 1536, 12, 2, 0, 8960, 151936, 131072, true, 1e6, 1e-6}},
-        {"qwen2.5-7b", {"qwen2", 28, 3584, 28, 4, 0, 18944, 152064, 131072, false, 1e6, 1e-6}},
-        {"qwen3-0.6b", {"qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 40960, true, 1e6, 1e-6}},
-        {"qwen3-1.7b", {"qwen3", 28, 2048, 16, 8, 128, 6144, 151936, 40960, true, 1e6, 1e-6}},
-        {"qwen3-8b", {"qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, false, 1e6, 1e-6}},
-        {"mistral-7b", {"mistral", 32, 4096, 32, 8, 128, 14336, 32000, 32768, false, 1e4, 1e-5, false, false, 4096}},
-    };
-    return all;
-}
+const std::vector<Preset> presets = {                  // family, L, C, H, key heads, D, F, V, T, tied, theta, epsilon
+    {"gpt2-tiny", {"gpt2", 4, 128, 4, 0, 0, 0, 257, 128}},
+    {"gpt2-mini", {"gpt2", 6, 384, 6, 0, 0, 0, 257, 256}},
+    {"gpt2-124m", {"gpt2", 12, 768, 12, 0, 0, 0, 50257, 1024}},
+    {"gpt2-355m", {"gpt2", 24, 1024, 16, 0, 0, 0, 50257, 1024}},
+    {"gpt2-774m", {"gpt2", 36, 1280, 20, 0, 0, 0, 50257, 1024}},
+    {"gpt2-1558m", {"gpt2", 48, 1600, 25, 0, 0, 0, 50257, 1024}},
+    {"llama-tiny", {"llama", 4, 128, 4, 2, 0, 0, 257, 128}},
+    {"llama-mini", {"llama", 6, 384, 6, 2, 0, 0, 257, 256}},
+    {"llama3-1b", llama3({"llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, true}, 32)},
+    {"llama3-3b", llama3({"llama", 28, 3072, 24, 8, 128, 8192, 128256, 131072, true}, 32)},
+    {"llama3-8b", llama3({"llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, false}, 8)},
+    {"qwen2.5-0.5b", {"qwen2", 24, 896, 14, 2, 0, 4864, 151936, 32768, true, 1e6, 1e-6}},
+    {"qwen2.5-1.5b", {"qwen2", 28, 1536, 12, 2, 0, 8960, 151936, 131072, true, 1e6, 1e-6}},
+    {"qwen2.5-7b", {"qwen2", 28, 3584, 28, 4, 0, 18944, 152064, 131072, false, 1e6, 1e-6}},
+    {"qwen3-0.6b", {"qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 40960, true, 1e6, 1e-6}},
+    {"qwen3-1.7b", {"qwen3", 28, 2048, 16, 8, 128, 6144, 151936, 40960, true, 1e6, 1e-6}},
+    {"qwen3-8b", {"qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, false, 1e6, 1e-6}},
+    {"mistral-7b", {"mistral", 32, 4096, 32, 8, 128, 14336, 32000, 32768, false, 1e4, 1e-5, false, false, 4096}},
+};
 
 long ceil_to(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-std::string text(const std::string& name, long n) { return name + " " + std::to_string(n); }
-
 void check_size(const char* name, long value, long least, long most, const char* why = "") {
-    if (value < least || value > most)
-        fail(text(name, value) + ": expected " + std::to_string(least) + " to " + std::to_string(most) + why);
+    if (value < least || value > most) fail(name, " ", value, ": expected ", least, " to ", most, why);
 }
 
 // Far beyond any model, and low enough that every product of sizes fits in 63 bits.
@@ -86,14 +80,14 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 
 std::vector<std::string> preset_names() {
     std::vector<std::string> names;
-    for (const Preset& p : presets()) names.push_back(p.name);
+    for (const Preset& p : presets) names.push_back(p.name);
     return names;
 }
 
 ModelShape preset(const std::string& name) {
-    for (const Preset& p : presets())
+    for (const Preset& p : presets)
         if (p.name == name) return with_defaults(p.shape);
-    fail(name + ": no such preset; the nearest is " + nearest(name, preset_names()));
+    fail(name, ": no such preset; the nearest is ", nearest(name, preset_names()));
 }
 
 ModelShape with_defaults(ModelShape s) {
@@ -101,7 +95,7 @@ ModelShape with_defaults(ModelShape s) {
     check_size("heads", s.heads, 1, most_heads);
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     if (s.head_dim == 0) {
-        if (s.dim % s.heads != 0) fail(text("heads", s.heads) + " must divide " + text("dim", s.dim));
+        if (s.dim % s.heads != 0) fail("heads ", s.heads, " must divide dim ", s.dim);
         s.head_dim = s.dim / s.heads;
     }
     if (s.ffn == 0) s.ffn = s.gated() ? ceil_to((8 * s.dim + 2) / 3, 64) : 4 * s.dim;
@@ -110,7 +104,7 @@ ModelShape with_defaults(ModelShape s) {
 
 void check_shape(const ModelShape& s) {
     if (!std::count(model_families.begin(), model_families.end(), s.family))
-        fail("family " + s.family + ": unknown; the nearest is " + nearest(s.family, model_families));
+        fail("family ", s.family, ": unknown; the nearest is ", nearest(s.family, model_families));
 
     // No matrix may have one row: in the table of parameters that is what a vector looks like.
     check_size("layers", s.layers, 1, most_layers);
@@ -122,19 +116,18 @@ void check_shape(const ModelShape& s) {
     check_size("vocab", s.vocab, 2, most_rows);
     check_size("seq", s.seq, s.learned_positions() ? 2 : 1, most_rows);
 
-    if (s.heads % s.kv_heads != 0) fail(text("kv-heads", s.kv_heads) + " must divide " + text("heads", s.heads));
+    if (s.heads % s.kv_heads != 0) fail("kv-heads ", s.kv_heads, " must divide heads ", s.heads);
     if (s.family == "gpt2" && s.kv_heads != s.heads)
-        fail(text("kv-heads", s.kv_heads) + ": gpt2 has as many as heads, " + std::to_string(s.heads));
+        fail("kv-heads ", s.kv_heads, ": gpt2 has as many as heads, ", s.heads);
     if (s.family == "gpt2" && s.heads * s.head_dim != s.dim)
-        fail(text("head-dim", s.head_dim) + ": gpt2 needs dim / heads, but " + text("heads", s.heads) +
-             " of it do not make " + text("dim", s.dim));
-    if (s.rotary() && s.head_dim % 2 != 0)
-        fail(text("head-dim", s.head_dim) + ": rotary positions need an even number");
+        fail("head-dim ", s.head_dim, ": gpt2 needs dim / heads, but heads ", s.heads, " of it do not make dim ",
+             s.dim);
+    if (s.rotary() && s.head_dim % 2 != 0) fail("head-dim ", s.head_dim, ": rotary positions need an even number");
     check_size("window", s.window, 0, most_rows);
-    if (s.window > 0 && s.family != "mistral") fail(text("window", s.window) + ": only mistral has a sliding window");
+    if (s.window > 0 && s.family != "mistral") fail("window ", s.window, ": only mistral has a sliding window");
     if (s.attention_bias && s.family != "llama" && s.family != "qwen3")
-        fail("attention_bias: an option of llama and qwen3, not of " + s.family);
-    if (s.mlp_bias && s.family != "llama") fail("mlp_bias: an option of llama, not of " + s.family);
+        fail("attention_bias: an option of llama and qwen3, not of ", s.family);
+    if (s.mlp_bias && s.family != "llama") fail("mlp_bias: an option of llama, not of ", s.family);
     const RopeScaling& r = s.scaling;
     if (r.factor != 0 && !(s.rotary() && r.factor >= 1 && r.factor < 1e6 && 0 < r.low && r.low < r.high &&
                            r.high < 1e6 && r.original > 0))
@@ -207,7 +200,7 @@ namespace {
 class Fields {
 public:
     Fields(Json object, std::string where) : object_(std::move(object)), where_(std::move(where)) {
-        if (!object_.is_object()) refuse("found " + object_.dump().substr(0, 40) + ", expected an object");
+        if (!object_.is_object()) refuse("found ", object_.dump().substr(0, 40), ", expected an object");
     }
     // The value of a field, or `missing` when it is absent or null; without `missing` it has to be there.
     template <class T> T get(const std::string& name, std::optional<T> missing = {}) {
@@ -216,8 +209,8 @@ public:
         if (value.is_null() && missing) return *missing;
         const auto [fits, expected] = describe<T>(value);
         if (!fits)
-            refuse(name + ": found " + (object_.contains(name) ? value.dump().substr(0, 40) : "nothing") +
-                   ", expected a " + expected);
+            refuse(name, ": found ", object_.contains(name) ? value.dump().substr(0, 40) : "nothing", ", expected a ",
+                   expected);
         return value.get<T>();
     }
     // A field that changes the model: only one of these values (or its absence) is implemented.
@@ -226,7 +219,7 @@ public:
         if (!object_.contains(name) || std::count(implemented.begin(), implemented.end(), object_[name])) return;
         std::string values;
         for (const Json& v : implemented) values += (values.empty() ? "" : " or ") + v.dump();
-        refuse(name + " is " + object_[name].dump().substr(0, 80) + "; only " + values + " is implemented");
+        refuse(name, " is ", object_[name].dump().substr(0, 80), "; only ", values, " is implemented");
     }
     void refuse_the_rest() const {
         // Fields of transformers that do not change what the weights compute. Dropout is not applied by this program.
@@ -239,7 +232,7 @@ public:
             const bool neutral = value.is_null() || value == false || name[0] == '_' || name.starts_with("summary_") ||
                                  std::count(harmless.begin(), harmless.end(), name);
             if (!neutral && !read_.count(name))
-                refuse(name + " is unknown here and may change the model; remove it from the file if it does not");
+                refuse(name, " is unknown here and may change the model; remove it from the file if it does not");
         }
     }
     Json take(const std::string& name) {               // as it is; null when absent
@@ -247,7 +240,7 @@ public:
         return object_.value(name, Json());
     }
     const std::string& where() const { return where_; }
-    [[noreturn]] void refuse(const std::string& message) const { fail(where_ + ": " + message); }
+    template <class... Parts> [[noreturn]] void refuse(const Parts&... parts) const { fail(where_, ": ", parts...); }
 
 private:
     template <class T> static std::pair<bool, const char*> describe(const Json& v) {
@@ -287,7 +280,7 @@ void read_rope(Fields& f, ModelShape& s) {
             s.scaling = {r.get<double>("factor"), r.get<double>("low_freq_factor"), r.get<double>("high_freq_factor"),
                          r.get<long>("original_max_position_embeddings")};
         else if (type != "default")
-            r.refuse("rope_type is \"" + type + "\"; only \"default\" or \"llama3\" is implemented");
+            r.refuse("rope_type is \"", type, "\"; only \"default\" or \"llama3\" is implemented");
         r.refuse_the_rest();
     }
 }
@@ -321,18 +314,13 @@ ModelShape from_hf_config(const std::string& json_text, const std::string& where
     try {
         parsed = Json::parse(json_text, [](int depth, auto, auto&) { return depth < 64; });   // dump() recurses
     } catch (const Json::exception& e) {
-        fail(where + ": not JSON: " + e.what());
+        fail(where, ": not JSON: ", e.what());
     }
     Fields f(parsed, where);
     const std::string type = f.get<std::string>("model_type");
-    if (!architectures.count(type)) f.refuse("model_type " + type + ": not one of gpt2, llama, qwen2, qwen3, mistral");
+    if (!architectures.count(type)) f.refuse("model_type ", type, ": not one of gpt2, llama, qwen2, qwen3, mistral");
     f.only("architectures", {nullptr, Json::array({architectures.at(type)})});
-    ModelShape s;
-    try {
-        s = type == "gpt2" ? gpt2_shape(f) : llama_shape(f, type);
-    } catch (const Json::exception& e) {
-        f.refuse(e.what());
-    }
+    ModelShape s = type == "gpt2" ? gpt2_shape(f) : llama_shape(f, type);
     f.refuse_the_rest();
     try {
         s = with_defaults(s);

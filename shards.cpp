@@ -20,34 +20,22 @@ constexpr Layout layouts[] = {{2, 20240520, 1}, {4, 20240801, 7}};
 enum Field { magic, version, count, id_bits, vocab_size, hash_low, hash_high, count_high, fields };
 
 [[noreturn]] void fail_shard(const std::string& path, const std::string& why, const char* or_else = "") {
-    fail(path + ": " + why + "; " + or_else + "make it again: train_gpt tokenize --tokenizer T IN... -o " + path);
+    fail(path, ": ", why, "; ", or_else, "make it again: train_gpt tokenize --tokenizer T IN... -o ", path);
 }
 
-std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
-
-template <class Id> void widen(const char* from, long n, int* to) {
-    for (long i = 0; i < n; ++i) {
-        Id id;
-        std::memcpy(&id, from + size_t(i) * sizeof id, sizeof id);
-        to[i] = int(id);
-    }
+// The low bytes of an int come first: these are the id.
+void copy_id(void* to, const void* from, size_t bytes) {
+    bytes == 2 ? std::memcpy(to, from, 2) : std::memcpy(to, from, 4);
 }
-template <class Id> void narrow(const int* from, long n, char* to) {
-    for (long i = 0; i < n; ++i) {
-        const Id id = Id(from[i]);
-        std::memcpy(to + size_t(i) * sizeof id, &id, sizeof id);
-    }
-}
-void narrow(const int* from, long n, char* to, int id_bytes) {
-    id_bytes == 2 ? narrow<uint16_t>(from, n, to) : narrow<uint32_t>(from, n, to);
+void narrow(const int* ids, size_t n, size_t bytes, char* to) {
+    for (size_t i = 0; i < n; ++i) copy_id(to + i * bytes, ids + i, bytes);
 }
 
 // first: number of the first id in its file, for the message. A negative id has wrapped.
 void check_ids(const int* ids, long n, long vocab, const std::string& path, long first) {
     const int* bad = std::find_if(ids, ids + n, [&](int id) { return id < 0 || id >= vocab; });
     if (bad != ids + n)
-        fail(path + ": token " + std::to_string(first + (bad - ids)) + " is id " +
-             std::to_string(unsigned(*bad)) + ", but the vocabulary has " + std::to_string(vocab) +
+        fail(path, ": token ", first + (bad - ids), " is id ", unsigned(*bad), ", but the vocabulary has ", vocab,
              " ids (from 0); give the --tokenizer that it was made with (none: ids alone), or make it again");
 }
 
@@ -56,31 +44,30 @@ void check_ids(const int* ids, long n, long vocab, const std::string& path, long
 Shard open_shard(const std::string& path, const Vocabulary& vocabulary) {
     const InputFile file(path);
     if (file.bytes() < header_bytes)
-        fail_shard(path, std::to_string(file.bytes()) + " bytes are no token shard: its header alone has 1024");
+        fail_shard(path, concat(file.bytes(), " bytes are no token shard: its header alone has 1024"));
     uint32_t h[fields];
     file.read(h, sizeof h, 0);
     const auto layout = std::find_if(std::begin(layouts), std::end(layouts),
                                      [&](const Layout& l) { return l.magic == h[magic]; });
     if (layout == std::end(layouts))
-        fail_shard(path, "magic " + std::to_string(h[magic]) + " is not a token shard's: 20240520 (16-bit ids) or "
-                         "20240801 (32-bit ids); text needs a name that does not end in .bin");
+        fail_shard(path, concat("magic ", h[magic], " is not a token shard's: 20240520 (16-bit ids) or 20240801 "
+                                "(32-bit ids); text needs a name that does not end in .bin"));
     if (h[version] != layout->version)
-        fail_shard(path, "version " + std::to_string(h[version]) + ", expected " + std::to_string(layout->version));
+        fail_shard(path, concat("version ", h[version], ", expected ", layout->version));
     const uint32_t bits = uint32_t(8 * layout->id_bytes);
     if (h[id_bits] != 0 && h[id_bits] != bits)
-        fail_shard(path, "ids of " + std::to_string(h[id_bits]) + " bits, but its magic says " + std::to_string(bits));
+        fail_shard(path, concat("ids of ", h[id_bits], " bits, but its magic says ", bits));
     const uint64_t tokens = h[count] | uint64_t(h[count_high]) << 32, body = file.bytes() - header_bytes,
                    room = body / uint64_t(layout->id_bytes);
     if (tokens > room)
-        fail_shard(path, "the header says " + std::to_string(tokens) + " ids, the file holds " + std::to_string(room) +
-                         ": it is cut off");
+        fail_shard(path, concat("the header says ", tokens, " ids, the file holds ", room, ": it is cut off"));
     if (const uint64_t extra = body - tokens * uint64_t(layout->id_bytes))
-        fail_shard(path, std::to_string(extra) + " bytes behind its " + std::to_string(tokens) + " ids");
+        fail_shard(path, concat(extra, " bytes behind its ", tokens, " ids"));
     const uint64_t hash = h[hash_low] | uint64_t(h[hash_high]) << 32;
     if (hash && vocabulary.tokenizer && hash != vocabulary.tokenizer)
-        fail_shard(path, "made with tokenizer " + hex(hash) + " of " + std::to_string(h[vocab_size]) +
-                         " ids, but this one is " + hex(vocabulary.tokenizer) + " of " +
-                         std::to_string(vocabulary.size), "give the --tokenizer that it was made with, or ");
+        fail_shard(path, concat("made with tokenizer ", hex(hash), " of ", h[vocab_size], " ids, but this one is ",
+                                hex(vocabulary.tokenizer), " of ", vocabulary.size),
+                   "give the --tokenizer that it was made with, or ");
     return {path, long(tokens), layout->id_bytes};
 }
 
@@ -95,7 +82,7 @@ ShardWriter::~ShardWriter() { std::remove((path_ + ".tmp").c_str()); }   // afte
 void ShardWriter::append(const std::vector<int>& ids) {
     check_ids(ids.data(), long(ids.size()), vocabulary_.size, path_, tokens_);
     std::vector<char> bytes(ids.size() * size_t(vocabulary_.id_bytes()));
-    narrow(ids.data(), long(ids.size()), bytes.data(), vocabulary_.id_bytes());
+    narrow(ids.data(), ids.size(), size_t(vocabulary_.id_bytes()), bytes.data());
     file_.write(bytes.data(), bytes.size());
     tokens_ += long(ids.size());
 }
@@ -135,7 +122,7 @@ void Tokens::append(const std::vector<int>& ids) {
         const size_t held = p.memory->size();
         const long fits = std::min(n - done, memory_piece - long(held) / bytes);
         p.memory->resize(held + size_t(fits * bytes));
-        narrow(ids.data() + done, fits, p.memory->data() + held, bytes);
+        narrow(ids.data() + done, size_t(fits), size_t(bytes), p.memory->data() + held);
         p.end += fits, done += fits;
     }
 }
@@ -175,7 +162,7 @@ std::vector<int> Tokens::read(long begin, long end) const {
             InputFile(p.shard.path).read(buffer.data(), buffer.size(), header_bytes + from);
         }
         const char* data = p.memory ? p.memory->data() + from : buffer.data();
-        bytes == 2 ? widen<uint16_t>(data, n, &ids[done]) : widen<uint32_t>(data, n, &ids[done]);
+        for (long id = 0; id < n; ++id) copy_id(&ids[done + size_t(id)], data + size_t(id) * bytes, bytes);
         check_ids(&ids[done], n, vocab_, p.memory ? "text" : p.shard.path, first);
         done += size_t(n);
     }

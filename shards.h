@@ -9,7 +9,6 @@
 #pragma once
 #include "files.h"
 #include <memory>
-#include <vector>
 
 namespace baretrain {
 

@@ -49,14 +49,14 @@ void add_folder(Inputs& inputs, const std::string& flag, const fs::path& folder)
         if (!is_folder && why.empty()) found.push_back(it->path().string());
     }
     if (found.empty())
-        fail(flag + " " + folder.string() + ": the folder holds no text file; name token shards: " +
+        fail(flag, " ", folder.string(), ": the folder holds no text file; name token shards: ",
              (folder / "*.bin").string());
     std::sort(found.begin(), found.end());
     inputs.files.insert(inputs.files.end(), found.begin(), found.end());
 }
 
 [[noreturn]] void fail_line(const std::string& path, long line, const std::string& why, const char* expected) {
-    fail(path + ": line " + std::to_string(line) + " " + why + "; each line is " + expected);
+    fail(path, ": line ", line, " ", why, "; each line is ", expected);
 }
 
 // The library stops at a zero byte as if the text ended there.
@@ -76,13 +76,13 @@ std::string text_of_line(const std::string& path, long number, const std::string
 }
 
 void read_documents(const std::string& path, const std::function<void(std::string)>& use) {
-    if (path.ends_with(".bin")) fail(path + ": ends in .bin, as token shards do; give text files");
-    if (!fs::is_regular_file(path)) fail(path + ": is not a regular file; give text files or folders of them");
+    if (path.ends_with(".bin")) fail(path, ": ends in .bin, as token shards do; give text files");
+    if (!fs::is_regular_file(path)) fail(path, ": is not a regular file; give text files or folders of them");
     const std::string complaint = "can't read it; check its permissions";
     bool empty = true;
     if (path.ends_with(".jsonl")) {
         std::ifstream in(path, std::ios::binary);
-        if (!in) fail(path + ": " + complaint);
+        if (!in) fail(path, ": ", complaint);
         long number = 0;
         for (std::string line; std::getline(in, line); empty = false) use(text_of_line(path, ++number, line));
     } else {
@@ -90,7 +90,7 @@ void read_documents(const std::string& path, const std::function<void(std::strin
         empty = text.empty();
         use(std::move(text));
     }
-    if (empty) fail(path + ": is empty; give a file with text");
+    if (empty) fail(path, ": is empty; give a file with text");
 }
 
 // Calls work(i) for all i below n.
@@ -106,23 +106,23 @@ void on_threads(int threads, size_t n, const std::function<void(size_t)>& work) 
 }  // namespace
 
 std::string Inputs::describe() const {
-    std::string line = std::to_string(files.size()) + (files.size() == 1 ? " file" : " files"), reasons;
+    std::string reasons;
     long left = 0;
-    for (const auto& [why, count] : left_out)
-        reasons += (left ? ", " : ": ") + std::to_string(count) + " " + why, left += count;
-    return left ? line + " (" + std::to_string(left) + " left out" + reasons + ")" : line;
+    for (const auto& [why, count] : left_out) reasons += concat(left ? ", " : ": ", count, " ", why), left += count;
+    return concat(files.size(), files.size() == 1 ? " file" : " files",
+                  left ? concat(" (", left, " left out", reasons, ")") : "");
 }
 
 void add_inputs(Inputs& inputs, const std::string& flag, const std::string& path) {
     std::error_code ignored;
     if (fs::is_directory(path, ignored)) return add_folder(inputs, flag, path);
     if (fs::exists(path, ignored)) return inputs.files.push_back(path);
-    if (path.find_first_of("*?[") == std::string::npos) fail(flag + " " + path + ": no such file or folder");
+    if (path.find_first_of("*?[") == std::string::npos) fail(flag, " ", path, ": no such file or folder");
     glob_t found{};
     std::vector<std::string> matches;
     if (glob(path.c_str(), 0, nullptr, &found) == 0) matches = {found.gl_pathv, found.gl_pathv + found.gl_pathc};
     globfree(&found);
-    if (matches.empty()) fail(flag + " " + path + ": no file matches");
+    if (matches.empty()) fail(flag, " ", path, ": no file matches");
     std::sort(matches.begin(), matches.end());
     for (const std::string& match : matches) fs::is_directory(match, ignored) ? add_folder(inputs, flag, match)
                                                                              : inputs.files.push_back(match);
@@ -177,7 +177,7 @@ void write_tokenizer(const Tokenizer& tokenizer, const std::string& out) {
 }
 
 long tokenize_files(const Inputs& inputs, const Encoder& encode, const std::string& out, int threads) {
-    if (!out.ends_with(".bin")) fail(out + ": a token shard is called .bin, so that --data knows it; give -o F.bin");
+    if (!out.ends_with(".bin")) fail(out, ": a token shard is called .bin, so that --data knows it; give -o F.bin");
     ShardWriter shard(out, vocabulary_of(encode.tokenizer));
     encode_files(inputs.files, encode, threads, [&](const Ids& ids) { shard.append(ids); });
     return shard.close();
@@ -199,8 +199,8 @@ void decode_lines(std::istream& in, std::ostream& out, const Tokenizer& tokenize
         if (!ids.is_array()) fail_line(name, number, "is no JSON list", "a list of ids");
         for (const json& id : ids)
             if (!is_id(id))
-                fail_line(name, number, "holds " + id.dump().substr(0, 40) + ", the tokenizer has the ids 0 to " +
-                          std::to_string(tokenizer.vocab() - 1), "a list of ids");
+                fail_line(name, number, concat("holds ", id.dump().substr(0, 40), ", the tokenizer has the ids 0 to ",
+                                               tokenizer.vocab() - 1), "a list of ids");
         const json text = {{"text", tokenizer.decode(ids.get<Ids>(), Special::show)}};
         out << text.dump(-1, ' ', false, json::error_handler_t::replace) << std::endl;
     }

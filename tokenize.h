@@ -7,7 +7,6 @@
 #include "tokenizer.h"
 #include <functional>
 #include <iosfwd>
-#include <map>
 
 namespace baretrain {
 

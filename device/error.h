@@ -5,6 +5,7 @@
 #include <source_location>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace baretrain {
 
@@ -21,21 +22,32 @@ private:
     }
 };
 
+// One text: strings as they are and whole numbers in decimal, one behind the other.
+template <class... Parts> std::string concat(const Parts&... parts) {
+    std::string all;
+    const auto add = [&all](const auto& part) {
+        if constexpr (std::is_integral_v<std::decay_t<decltype(part)>>) all += std::to_string(part);
+        else all.append(part);
+    };
+    (add(parts), ...);
+    return all;
+}
+
 // The message already says which file, flag or tensor is meant; the source line would not help its reader.
-[[noreturn]] inline void fail(const std::string& message) { throw Error(message); }
+template <class... Parts> [[noreturn]] void fail(const Parts&... parts) { throw Error(concat(parts...)); }
 
 // A broken contract names the line that broke it: only a programmer reads it.
 [[noreturn]] inline void fail_at(const std::string& message, Where at) {
-    throw Error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": " + message);
+    throw Error(concat(at.file_name(), ":", at.line(), ": ", message));
 }
 
 inline void require(bool ok, const char* contract, Where at = Where::current()) {
-    if (!ok) fail_at(std::string("broken contract: ") + contract, at);
+    if (!ok) fail_at(concat("broken contract: ", contract), at);
 }
 
 // Equality has a form of its own because the two numbers are what the reader needs.
 inline void require_equal(long a, long b, const char* contract, Where at = Where::current()) {
-    if (a != b) fail_at(std::string(contract) + ": " + std::to_string(a) + " != " + std::to_string(b), at);
+    if (a != b) fail_at(concat(contract, ": ", a, " != ", b), at);
 }
 
 }  // namespace baretrain
