@@ -156,28 +156,24 @@ void Merges::apply(std::vector<int>& ids, size_t from) const {
     const auto n = uint32_t(ids.size() - from);
     int* const token = ids.data() + from;              // -1: became a part of its left neighbour
     std::vector<uint32_t> next(n), previous(n);        // n: none
-    std::vector<uint64_t> heap;                        // rank, then position; may be out of date
+    std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap;   // rank, then position; may be old
     const auto add = [&](uint32_t at) {
-        if (at == n || next[at] == n) return false;
+        if (at == n || next[at] == n) return;
         const auto found = rank_.find(key_of(token[at], token[next[at]]));
-        if (found != rank_.end()) heap.push_back(uint64_t(found->second) << 32 | at);
-        return found != rank_.end();
+        if (found != rank_.end()) heap.push(uint64_t(found->second) << 32 | at);
     };
     for (uint32_t i = 0; i < n; ++i) next[i] = i + 1, previous[i] = i ? i - 1 : n;
     for (uint32_t i = 0; i < n; ++i) add(i);
-    std::make_heap(heap.begin(), heap.end(), std::greater());
     while (!heap.empty()) {
-        std::pop_heap(heap.begin(), heap.end(), std::greater());
-        const Merge& m = ranked_[heap.back() >> 32];
-        const auto left = uint32_t(heap.back());
-        heap.pop_back();
+        const Merge& m = ranked_[heap.top() >> 32];
+        const auto left = uint32_t(heap.top());
+        heap.pop();
         const uint32_t right = next[left];
         if (token[left] != m.left || right == n || token[right] != m.right) continue;
         token[left] = m.result, token[right] = -1;
         next[left] = next[right];
         if (next[left] != n) previous[next[left]] = left;
-        for (const uint32_t at : {previous[left], left})
-            if (add(at)) std::push_heap(heap.begin(), heap.end(), std::greater());
+        add(previous[left]), add(left);
     }
     ids.erase(std::remove(ids.begin() + long(from), ids.end(), -1), ids.end());
 }
@@ -215,8 +211,8 @@ std::vector<Merge> learn_merges(const WordCounts& words, long tokens) {
     std::vector<Merge> merges;
     for (uint64_t key; id_of.size() < size_t(tokens);) {
         if (!learner.best(key))
-            fail("training a tokenizer: the texts give " + std::to_string(id_of.size()) + " merged tokens, not " +
-                 std::to_string(tokens) + "; give more text or a smaller vocabulary");
+            fail("training a tokenizer: the texts give ", id_of.size(), " merged tokens, not ", tokens,
+                 "; give more text or a smaller vocabulary");
         const int left = int(key >> 32), right = int(key & UINT32_MAX);
         const std::string piece = pieces[size_t(left)] + pieces[size_t(right)];
         const auto [found, is_new] = id_of.emplace(piece, int(pieces.size()));
