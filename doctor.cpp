@@ -88,72 +88,48 @@ std::string gigabytes(long bytes) {
     return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GiB";
 }
 
-void examine_machine(std::vector<Finding>& all, const std::string& root) {
-    const std::string vectors = vector_extensions(root);
-    const bool bf16 = vectors.find("bf16") != std::string::npos;
-    all.push_back({"CPU", cpu_model(root), ""});
-    all.push_back({"cores", std::to_string(std::max(1u, std::thread::hardware_concurrency())), ""});
-    all.push_back({"vector extensions", vectors.empty() ? "none that matter" : vectors,
-                   bf16 ? "" : "no bf16 instructions: --dtype bf16 saves memory here, not time"});
-    const long total = total_memory(root), available = available_memory(root);
-    all.push_back({"memory", gigabytes(total) + ", of which " + gigabytes(available) + " can be had", ""});
-}
-
-void examine_cpu_libraries(std::vector<Finding>& all, const Engines& engines) {
-#if defined(BT_OPENMP)
-    all.push_back({"OpenMP", "on, " + std::to_string(engines.team) + " threads a rank", ""});
-#else
-    all.push_back({"OpenMP", "off", "all cores, not one: build with g++ (on a Mac: brew install libomp), then make"});
-#endif
-    const bool onednn = engines.matmul.find("oneDNN") != std::string::npos;
-    const bool cuda = engines.matmul.find("cuBLAS") != std::string::npos;
-    all.push_back({"matrix products", engines.matmul,
-                   onednn || cuda ? "" : "products several times faster: make deps (oneDNN), then make"});
-#if defined(BT_CBLAS)
-    all.push_back({"CBLAS", onednn ? "found; oneDNN goes first" : "found", ""});
-#else
-    all.push_back({"CBLAS", "off", onednn || cuda ? "" : "faster products: make deps ALL=1 (OpenBLAS), then make"});
-#endif
-}
-
-void examine_cuda(std::vector<Finding>& all, const Engines& engines) {
-#if defined(BT_CUDA)
-    const bool none = engines.devices.empty();
-    all.push_back({"CUDA", none ? "built in, but no device" : engines.devices,
-                   none ? "the driver shows no GPU: see nvidia-smi; ./train_gpt runs on the CPU" : ""});
-#else
-    const std::string nvcc = on_path("nvcc");
-    all.push_back({"CUDA", nvcc.empty() ? "off" : "off; " + nvcc + " found",
-                   nvcc.empty() ? "to train on a GPU: CUDA Toolkit, then make cuda" : "to train on a GPU: make cuda"});
-    (void)engines;
-#endif
-#if defined(BT_NCCL)
-    all.push_back({"NCCL", "found; not used yet", ""});
-#else
-    all.push_back({"NCCL", "off", ""});
-#endif
-}
-
 // Libraries for what is still to come: named, so that nobody wonders whether they matter today.
-void examine_later(std::vector<Finding>& all) {
-    const std::string mpirun = on_path("mpirun");
-    all.push_back({"Open MPI", mpirun.empty() ? "off; not used yet" : mpirun + "; not used yet", ""});
 #if __has_include(<pcre2.h>) && __has_include(<utf8proc.h>)
-    all.push_back({"PCRE2, utf8proc", "found; not used yet", ""});
+const char* const text_libraries = "found; not used yet";
 #else
-    all.push_back({"PCRE2, utf8proc", "off; not used yet", ""});
+const char* const text_libraries = "off; not used yet";
 #endif
-}
+
+// Whether the build says -DBT_X, which makes it 1.
+#define TEXT_OF(name) #name
+#define BUILT_WITH(name) (TEXT_OF(name)[0] == '1')
 
 }  // namespace
 
 std::vector<Finding> examine(const Engines& engines, const std::string& root) {
-    std::vector<Finding> all = {{"commit", commit(), ""}, {"compiler", compiler(), ""}, {"flags", build_flags(), ""}};
-    examine_machine(all, root);
-    examine_cpu_libraries(all, engines);
-    examine_cuda(all, engines);
-    examine_later(all);
-    return all;
+    const auto names = [](const std::string& all, const char* one) { return all.find(one) != std::string::npos; };
+    const std::string vectors = vector_extensions(root), nvcc = on_path("nvcc"), mpirun = on_path("mpirun");
+    const bool openmp = BUILT_WITH(BT_OPENMP), cblas = BUILT_WITH(BT_CBLAS), cuda = BUILT_WITH(BT_CUDA);
+    const bool onednn = names(engines.matmul, "oneDNN"), fast = onednn || names(engines.matmul, "cuBLAS");
+    const bool no_device = engines.devices.empty();
+    const long total = total_memory(root);
+    return {
+        {"commit", commit(), ""},
+        {"compiler", compiler(), ""},
+        {"flags", build_flags(), ""},
+        {"CPU", cpu_model(root), ""},
+        {"cores", std::to_string(std::max(1u, std::thread::hardware_concurrency())), ""},
+        {"vector extensions", vectors.empty() ? "none that matter" : vectors,
+         names(vectors, "bf16") ? "" : "no bf16 instructions: --dtype bf16 saves memory here, not time"},
+        {"memory", gigabytes(total) + ", of which " + gigabytes(available_memory(root)) + " can be had", ""},
+        {"OpenMP", openmp ? "on, " + std::to_string(engines.team) + " threads a rank" : "off",
+         openmp ? "" : "all cores, not one: build with g++ (on a Mac: brew install libomp), then make"},
+        {"matrix products", engines.matmul, fast ? "" : "products several times faster: make deps (oneDNN), then make"},
+        {"CBLAS", !cblas ? "off" : onednn ? "found; oneDNN goes first" : "found",
+         cblas || fast ? "" : "faster products: make deps ALL=1 (OpenBLAS), then make"},
+        cuda ? Finding{"CUDA", no_device ? "built in, but no device" : engines.devices,
+                       no_device ? "the driver shows no GPU: see nvidia-smi; ./train_gpt runs on the CPU" : ""}
+        : nvcc.empty() ? Finding{"CUDA", "off", "to train on a GPU: CUDA Toolkit, then make cuda"}
+                       : Finding{"CUDA", "off; " + nvcc + " found", "to train on a GPU: make cuda"},
+        {"NCCL", BUILT_WITH(BT_NCCL) ? "found; not used yet" : "off", ""},
+        {"Open MPI", (mpirun.empty() ? "off" : mpirun) + "; not used yet", ""},
+        {"PCRE2, utf8proc", text_libraries, ""},
+    };
 }
 
 long total_memory(const std::string& root) {
