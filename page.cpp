@@ -1,5 +1,6 @@
 // page.cpp - the body of page.h.
 #include "page.h"
+#include "device/error.h"
 #include "files.h"
 #include <algorithm>
 #include <cmath>
@@ -25,7 +26,8 @@ std::string escape(const std::string& text) {
 
 struct Curve {
     const char *name, *style;                          // a CSS class
-    std::vector<std::pair<double, double>> points;     // x grows
+    const std::vector<RunPage::Point>& points;
+    double RunPage::Point::*value;
 };
 
 // From a to b in pixels; ticks at multiples of 1, 2 or 5 times a power of ten.
@@ -52,39 +54,40 @@ struct Axis {
 };
 
 // At most 1,000 points: of each stretch the lowest and highest, so that a spike is seen. What is not finite is a gap.
-std::string svg_path(const std::vector<std::pair<double, double>>& points, const Axis& x, const Axis& y) {
-    const size_t n = points.size(), stretch = n <= 1000 ? 1 : (n + 499) / 500;
+std::string svg_path(const Curve& curve, const Axis& x, const Axis& y) {
+    const size_t n = curve.points.size(), stretch = n <= 1000 ? 1 : (n + 499) / 500;
     std::string path;
     bool pen_up = true;
-    const auto draw = [&](const std::pair<double, double>& p) {
-        path += format(pen_up ? "M%.1f %.1fh0" : "L%.1f %.1f", x.at(p.first), y.at(p.second));
+    const auto value = [&](size_t i) { return curve.points[i].*curve.value; };
+    const auto draw = [&](size_t i) {
+        path += format(pen_up ? "M%.1f %.1fh0" : "L%.1f %.1f", x.at(curve.points[i].step), y.at(value(i)));
         pen_up = false;
     };
     for (size_t begin = 0; begin < n; begin += stretch) {
         const size_t end = std::min(n, begin + stretch);
         size_t low = end, high = end;
         for (size_t i = begin; i < end; ++i) {
-            if (!std::isfinite(points[i].second)) pen_up = true;
+            if (!std::isfinite(value(i))) pen_up = true;
             else if (low == end) low = high = i;
-            else if (points[i].second < points[low].second) low = i;
-            else if (points[i].second > points[high].second) high = i;
+            else if (value(i) < value(low)) low = i;
+            else if (value(i) > value(high)) high = i;
         }
         if (low == end) continue;
-        draw(points[std::min(low, high)]);
-        if (low != high) draw(points[std::max(low, high)]);
+        draw(std::min(low, high));
+        if (low != high) draw(std::max(low, high));
     }
     return path;
 }
 
 std::string chart(const std::string& title, const std::vector<Curve>& curves) {
     Axis x{.from = 64, .to = 708}, y{.from = 224, .to = 12};
-    for (const Curve& curve : curves)
-        for (const auto& [px, py] : curve.points)
-            if (std::isfinite(py)) x.include(px), y.include(py);
     std::string legend;
-    for (const Curve& curve : curves)
+    for (const Curve& curve : curves) {
+        for (const auto& p : curve.points)
+            if (std::isfinite(p.*curve.value)) x.include(p.step), y.include(p.*curve.value);
         if (curves.size() > 1 && !curve.points.empty())
             legend += format(" <span class=\"%s\">&#9632; %s</span>", curve.style, curve.name);
+    }
     const std::string head = "<figure><figcaption>" + title + legend + "</figcaption>";
     if (y.empty()) return head + "<p>nothing to draw yet</p></figure>\n";
     x.widen(), y.widen();
@@ -98,7 +101,7 @@ std::string chart(const std::string& title, const std::vector<Curve>& curves) {
                    format("<text x=\"%.1f\" y=\"244\" text-anchor=\"middle\">%.0f</text>", x.at(v), v);
     svg += "<path class=\"axis\" d=\"M64 12V224H708\"/>";
     for (const Curve& curve : curves)
-        svg += std::string("<path class=\"curve ") + curve.style + "\" d=\"" + svg_path(curve.points, x, y) + "\"/>";
+        svg += concat("<path class=\"curve ", curve.style, "\" d=\"", svg_path(curve, x, y), "\"/>");
     return svg + "</svg></figure>\n";
 }
 
@@ -113,10 +116,9 @@ std::string config_table(const std::string& toml) {
         const std::string text = trim(line);
         const size_t equals = text.find('=');
         if (text.empty() || text[0] == '#') continue;
-        if (equals == std::string::npos) table += "<tr><th colspan=\"2\">" + escape(text) + "</th></tr>";
-        else
-            table += "<tr><td>" + escape(trim(text.substr(0, equals))) + "</td><td>" +
-                     escape(trim(text.substr(equals + 1))) + "</td></tr>";
+        table += equals == std::string::npos ? concat("<tr><th colspan=\"2\">", escape(text), "</th></tr>")
+                                             : concat("<tr><td>", escape(trim(text.substr(0, equals))), "</td><td>",
+                                                      escape(trim(text.substr(equals + 1))), "</td></tr>");
     }
     return table + "</table>\n";
 }
@@ -143,16 +145,11 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--fa
 }  // namespace
 
 std::string RunPage::html() const {
-    Curve loss{"training", "train", {}}, val{"validation", "val", {}}, norm{"", "train", {}}, lr = norm, speed = norm;
-    long broken = 0;
-    for (const Point& p : points) {
-        loss.points.emplace_back(p.step, p.loss);
-        if (!std::isnan(p.val_loss)) val.points.emplace_back(p.step, p.val_loss);
-        norm.points.emplace_back(p.step, p.grad_norm);
-        lr.points.emplace_back(p.step, p.lr);
-        speed.points.emplace_back(p.step, p.tokens_per_s);
-        broken += !std::isfinite(p.loss) || !std::isfinite(p.grad_norm);
-    }
+    std::vector<Point> evaluated = points;
+    std::erase_if(evaluated, [](const Point& p) { return std::isnan(p.val_loss); });
+    const long broken = std::count_if(points.begin(), points.end(), [](const Point& p) {
+        return !std::isfinite(p.loss) || !std::isfinite(p.grad_norm);
+    });
     const std::string title = escape(name);
     std::string page = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
                        "<meta name=\"viewport\" content=\"width=device-width\"><title>" + title + "</title>\n" +
@@ -162,14 +159,17 @@ std::string RunPage::html() const {
         const Point& p = points.back();
         page += format("<p>step %.0f: loss <b>%.4f</b>, gradient norm %.3g", p.step, p.loss, p.grad_norm) +
                 format(", learning rate %.3g, %s tokens/s", p.lr, short_number(p.tokens_per_s).c_str());
-        if (!val.points.empty())
-            page += format("; validation loss <b>%.4f</b> at step %.0f", val.points.back().second,
-                           val.points.back().first);
+        if (!evaluated.empty())
+            page += format("; validation loss <b>%.4f</b> at step %.0f", evaluated.back().val_loss,
+                           evaluated.back().step);
         if (broken) page += format("; <b>%ld steps were not finite</b>", broken);
         page += "</p>\n";
     }
-    page += chart("Loss", {loss, val}) + chart("Gradient norm before clipping", {norm}) + chart("Learning rate", {lr}) +
-            chart("Tokens per second", {speed});
+    page += chart("Loss", {{"training", "train", points, &Point::loss},
+                           {"validation", "val", evaluated, &Point::val_loss}}) +
+            chart("Gradient norm before clipping", {{"", "train", points, &Point::grad_norm}}) +
+            chart("Learning rate", {{"", "train", points, &Point::lr}}) +
+            chart("Tokens per second", {{"", "train", points, &Point::tokens_per_s}});
     if (!samples.empty()) page += "<h2>Latest samples</h2>\n";
     for (size_t i = samples.size(); i-- > 0 && i + 5 >= samples.size();)
         page += format("<h3>step %ld</h3><pre>", samples[i].first) + escape(samples[i].second) + "</pre>\n";
