@@ -28,7 +28,7 @@ inline const std::vector<std::string> commands = {"train", "generate", "gradchec
                                                   "eval", "dump", "export", "tokenize"};
 // Command i is bit i; those without a name here have no keys. What train takes, plan takes too.
 enum : unsigned { train = 1 | 16, generate = 2, plan = 16, eval = 32, dump = 64, exports = 128, tokenize = 256 };
-enum class Show { often, seldom };
+enum Show { often, seldom };
 
 struct Key {
     const char* name;
@@ -41,10 +41,9 @@ struct Key {
 
 using Table = std::vector<std::pair<const char*, std::vector<Key>>>;
 
-inline std::vector<Key> model_keys(Config& c) {
+inline Table training_keys(Config& c) {
     const unsigned all = train | generate | eval | dump | exports, shape = train;
-    using enum Show;
-    return {
+    return {{"model", {
         {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
         {"family", &c.shape.family, {.words = model_families}, shape, often, "kind of block"},
         {"layers", &c.shape.layers, count, shape, often, "blocks"},
@@ -57,12 +56,7 @@ inline std::vector<Key> model_keys(Config& c) {
         {"vocab", &c.shape.vocab, count, shape, seldom, "token ids; unset: the tokenizer's"},
         {"tied", &c.shape.tied, any, shape, seldom, "use the embedding as the head"},
         {"seq", &c.seq, count, train | eval, often, "tokens of a window; of a folder: its own, at most 1024"},
-    };
-}
-
-inline std::vector<Key> data_keys(Config& c) {
-    using enum Show;
-    return {
+    }}, {"data", {
         {"data", &c.data, any, train | eval, often,
          "files, folders, a/*.txt: text, .jsonl or shards .bin; a:0.7,b:0.3 mixes; empty: the project's own sources"},
         {"val", &c.val, any, train, often, "the same for validation, or the part of --data held out; 0: none"},
@@ -70,12 +64,7 @@ inline std::vector<Key> data_keys(Config& c) {
          "byte, a file or folder, or none: shards alone; unset: that of --model DIR"},
         {"batch", &c.batch, count, train | eval, often, "sequences of a micro-batch"},
         {"tokens-per-step", &c.tokens_per_step, {1, INT_MAX}, train, often, "tokens of an update; unset: batch x seq"},
-    };
-}
-
-inline std::vector<Key> optimizer_keys(Config& c) {
-    using enum Show;
-    return {
+    }}, {"optimizer", {
         {"steps", &c.steps, not_negative, train, often, "updates"},
         {"epochs", &c.epochs, not_negative, train, often, "passes over the data instead of --steps; 0: off"},
         {"lr", &c.lr, positive, train, often, "peak learning rate; unset: 0.5 / dim"},
@@ -89,12 +78,20 @@ inline std::vector<Key> optimizer_keys(Config& c) {
         {"weight-decay", &c.weight_decay, not_negative, train, often, "AdamW: decay of matrices, times lr"},
         {"clip", &c.clip, not_negative, train, often, "largest gradient norm; 0: off"},
         {"nonfinite", &c.nonfinite, {.words = {"skip", "stop"}}, train, seldom, "at a gradient with NaN or infinity"},
-    };
+    }}, {"numbers", {
+        {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train | eval | dump, often,
+         "weights, activations"},
+        {"recompute", &c.recompute, {.words = {"none", "selective", "full"}}, train, seldom,
+         "rebuilt in the backward pass: nothing; norms and activations; whole blocks"},
+        {"master", &c.master, {.words = {"fp32", "none"}}, train, seldom,
+         "weights of the optimizer; none, with bf16: no copy, stochastic rounding"},
+        {"seed", &c.seed, {0, 9e18}, train | generate, often, "of every random number"},
+    }}};
 }
 
-inline std::vector<Key> run_keys(Config& c) {
-    using enum Show;
-    return {
+inline Table run_keys(Config& c) {
+    const unsigned both = train | generate;
+    return {{"run", {
         {"out", &c.out, any, train, often, "run folder; empty: out/<time>"},
         {"save-every", &c.save_every, not_negative, train, often, "steps between checkpoints; 0: only the last"},
         {"keep", &c.keep, count, train, seldom, "checkpoints kept, the newest"},
@@ -102,26 +99,14 @@ inline std::vector<Key> run_keys(Config& c) {
         {"eval-every", &c.eval_every, not_negative, train, often, "steps between validations; 0: never"},
         {"sample-every", &c.sample_every, not_negative, train, often, "steps between samples; 0: never"},
         {"log-every", &c.log_every, not_negative, train, seldom, "steps between printed lines; log.jsonl has all"},
-    };
-}
-
-inline std::vector<Key> sample_keys(Config& c) {
-    const unsigned both = train | generate;
-    using enum Show;
-    return {
+    }}, {"sampling", {
         {"prompt", &c.prompt, any, both, often, "text to continue"},
         {"tokens", &c.tokens, count, both, often, "tokens to generate"},
         {"temperature", &c.temperature, not_negative, both, often, "divides the logits; 0: the likeliest token"},
         {"top-k", &c.top_k, not_negative, both, often, "among the k likeliest tokens; 0: all"},
         {"top-p", &c.top_p, {0, 1, true}, both, often, "among the likeliest tokens of this total probability"},
-    };
-}
-
-inline std::vector<Key> file_keys(Config& c) {
-    using enum Show;
-    return {
-        {"ids", &c.ids, any, dump, often,
-         "JSON, one batch: lists of ids; in each the next id is the target"},
+    }}, {"files", {
+        {"ids", &c.ids, any, dump, often, "JSON, one batch: lists of ids; in each the next id is the target"},
         {"output", &c.output, any, dump | exports | tokenize, often, "also -o: the file (export: folder) to write"},
         {"json", &c.json, any, plan, often, "print JSON"},
         {"train-vocab", &c.train_vocab, {0, 1 << 24}, tokenize, often, "learn a BPE of so many ids from IN; 0: off"},
@@ -130,21 +115,13 @@ inline std::vector<Key> file_keys(Config& c) {
         {"special", &c.special, {.words = {"parse", "ordinary"}}, tokenize, often,
          "special tokens that stand in a text: ids of their own, or text like any other"},
         {"add-special-tokens", &c.add_special_tokens, any, tokenize, often, "those that belong around a text"},
-    };
+    }}};
 }
 
 inline Table table(Config& c) {
-    const std::vector<Key> numbers = {
-        {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train | eval | dump, Show::often,
-         "weights, activations"},
-        {"recompute", &c.recompute, {.words = {"none", "selective", "full"}}, train, Show::seldom,
-         "rebuilt in the backward pass: nothing; norms and activations; whole blocks"},
-        {"master", &c.master, {.words = {"fp32", "none"}}, train, Show::seldom,
-         "weights of the optimizer; none, with bf16: no copy, stochastic rounding"},
-        {"seed", &c.seed, {0, 9e18}, train | generate, Show::often, "of every random number"},
-    };
-    return {{"model", model_keys(c)}, {"data", data_keys(c)}, {"optimizer", optimizer_keys(c)},
-            {"numbers", numbers}, {"run", run_keys(c)}, {"sampling", sample_keys(c)}, {"files", file_keys(c)}};
+    Table all = training_keys(c);
+    for (auto& group : run_keys(c)) all.push_back(group);
+    return all;
 }
 
 inline std::vector<Key> all_keys(Config& c) {
@@ -231,9 +208,9 @@ inline std::string expected(const Key& k) {
     const Domain& d = k.domain;
     if (std::holds_alternative<bool*>(k.slot)) return "true or false";
     if (std::holds_alternative<std::string*>(k.slot)) return d.words.empty() ? "a string" : "one of " + joined(d.words);
-    const std::string kind = std::holds_alternative<long*>(k.slot) ? "a whole number" : "a number";
-    return kind + (d.open_below ? " above " : " from ") + number_text(d.least) +
-           (d.most >= 1e15 ? "" : (d.open_above ? " to below " : " to ") + number_text(d.most));
+    return concat(std::holds_alternative<long*>(k.slot) ? "a whole number" : "a number",
+                  d.open_below ? " above " : " from ", number_text(d.least),
+                  d.most >= 1e15 ? "" : (d.open_above ? " to below " : " to ") + number_text(d.most));
 }
 
 // A value as it was given: what it says, where it came from, and how an error begins that talks about it.
@@ -257,7 +234,7 @@ inline void assign(const Key& k, const Given& g) {
             return read_number(g.text, *p) && inside(double(*p));
         }
     }, k.slot);
-    if (!ok) throw Usage(g.subject + ": expected " + expected(k));
+    if (!ok) throw Usage(g.subject, ": expected ", expected(k));
 }
 
 }  // namespace baretrain::keys
