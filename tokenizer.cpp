@@ -56,28 +56,24 @@ std::optional<std::string> from_symbols(const std::string& text) {
     return out;
 }
 
-// ---- tokenizer.json, written
+// ---- tokenizer.json, written: what it holds, but for the ids
 
-ordered added_token() {
-    return {{"content", end_of_text_name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
-            {"normalized", false}, {"special", true}};
-}
-
-ordered byte_level(bool regex) {
-    return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", regex}};
-}
-
-ordered pre_tokenizer(const std::string& regex) {
-    if (regex.empty()) return byte_level(false);
-    const ordered split = {{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"},
-                           {"invert", false}};
-    return {{"type", "Sequence"}, {"pretokenizers", ordered::array({split, byte_level(false)})}};
-}
+const char* const tokenizer_json = R"({"version": "1.0", "truncation": null, "padding": null,
+    "added_tokens": [{"id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+                      "normalized": false, "special": true}],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+    "post_processor": null,
+    "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+              "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false}})";
+const char* const tokenizer_config_json = R"({"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {},
+    "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "clean_up_tokenization_spaces": false})";
 
 // ---- tokenizer.json, read
 
 [[noreturn]] void fail_damaged(const std::string& where, const std::string& why) {
-    fail(where + ": not a sound tokenizer.json: " + why + "; copy or download it again");
+    fail(where, ": not a sound tokenizer.json: ", why, "; copy or download it again");
 }
 
 const json& field(const json& from, const char* name) {   // null where there is none
@@ -94,21 +90,19 @@ std::string shown(const json& v) {
 }
 
 [[noreturn]] void refuse(const std::string& where, const std::string& part, const json& found, const char* expected) {
-    fail(where + ": not built yet: " + part + " " + shown(found) + "; byte-level BPE is read with " + expected);
+    fail(where, ": not built yet: ", part, " ", shown(found), "; byte-level BPE is read with ", expected);
 }
 
 Splitter read_splitter(const json& pre, const std::string& where) {
     const char* const known = "ByteLevel (add_prefix_space, use_regex: false), alone or behind Split by our own regex";
-    const bool sequence = field(pre, "type") == "Sequence" && field(pre, "pretokenizers").is_array();
-    const json& list = field(pre, "pretokenizers");
-    const size_t parts = sequence ? list.size() : 1;
-    const json& last = sequence && parts ? list[parts - 1] : pre;
+    const json list = field(pre, "type") == "Sequence" ? field(pre, "pretokenizers") : json::array({pre});
+    const json last = list.is_array() && !list.empty() ? list.back() : pre;
     if (field(last, "type") != "ByteLevel") refuse(where, "pre_tokenizer", last, known);
     for (const char* flag : {"add_prefix_space", "use_regex"})   // both are true where they are left out
         if (field(last, flag) != false) refuse(where, std::string("pre_tokenizer's ") + flag, field(last, flag), known);
-    if (parts == 1) return whole_text();
+    if (list.size() == 1) return whole_text();
     const json &split = list[0], &regex = field(field(split, "pattern"), "Regex");
-    if (parts > 2) refuse(where, "pre_tokenizer", pre, known);
+    if (list.size() > 2) refuse(where, "pre_tokenizer", pre, known);
     if (field(split, "type") != "Split") refuse(where, "pre_tokenizer", split, known);
     if (regex != plain_words().regex) refuse(where, "pre_tokenizer's Regex", regex, known);
     if (field(split, "behavior") != "Isolated" || !is_off(field(split, "invert")))
@@ -136,8 +130,8 @@ std::vector<std::string> read_pieces(const json& vocab, size_t end_of_text, cons
     std::vector<bool> taken(pieces.size());
     const auto take = [&](const json& id) {
         const bool fits = id.is_number_unsigned() && id < taken.size() && !taken[id.get<size_t>()];
-        if (!fits) fail_damaged(where, "the ids are not 0 to " + std::to_string(taken.size() - 1) + ", each once: " +
-                                shown(id));
+        if (!fits)
+            fail_damaged(where, concat("the ids are not 0 to ", taken.size() - 1, ", each once: ", shown(id)));
         taken[id.get<size_t>()] = true;
         return id.get<size_t>();
     };
@@ -159,21 +153,16 @@ std::vector<Merge> read_merges(const json& merges, const json& vocab, const std:
         return found == vocab.end() || symbols == end_of_text_name ? -1 : found->get<int>();
     };
     if (!merges.is_array()) fail_damaged(where, "model.merges is not a list");
-    for (const json& merge : merges) {
-        const auto bad = [&] { fail_damaged(where, "merge " + std::to_string(ranked.size()) +
-                                            " is not two tokens that joined are a third, or stands twice"); };
-        std::string left, right;
-        if (merge.is_string()) {                       // "a b", as all versions read it
-            const std::string both = merge.get<std::string>();
-            const size_t space = both.find(' ');
-            if (space == std::string::npos) bad();
-            left = both.substr(0, space), right = both.substr(space + 1);
-        } else {                                       // ["a", "b"], as the newer ones write it
-            if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string()) bad();
-            left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
-        }
+    for (const json& merge : merges) {                 // "a b", as all versions read it, or ["a", "b"], as newer ones
+        const std::string both = merge.is_string() ? merge.get<std::string>() : "";
+        const size_t space = both.find(' ');
+        const json pair = space == both.npos ? merge : json::array({both.substr(0, space), both.substr(space + 1)});
+        const bool two = pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_string();
+        const std::string left = two ? pair[0].get<std::string>() : "", right = two ? pair[1].get<std::string>() : "";
         const Merge m{id_of(left), id_of(right), id_of(left + right)};
-        if (m.left < 0 || m.right < 0 || m.result < 0 || !known.insert({m.left, m.right}).second) bad();
+        if (m.left < 0 || m.right < 0 || m.result < 0 || !known.insert({m.left, m.right}).second)
+            fail_damaged(where, concat("merge ", ranked.size(),
+                                       " is not two tokens that joined are a third, or stands twice"));
         ranked.push_back(m);
     }
     return ranked;
@@ -211,7 +200,7 @@ Tokenizer Tokenizer::none(long vocab) {
 
 Tokenizer Tokenizer::from_json(const std::string& text, const std::string& where) {
     const json file = json::parse(text, shallow, false);
-    if (file.is_discarded()) fail(where + ": is not JSON" + advice);
+    if (file.is_discarded()) fail(where, ": is not JSON", advice);
     const json& model = field(file, "model");
     if (field(model, "type") != "BPE") refuse(where, "model", model, "type BPE");
     for (const char* part : {"normalizer", "post_processor", "truncation", "padding"})
@@ -265,9 +254,7 @@ std::vector<int> Tokenizer::encode(std::string_view text, Parse parse) const {
 }
 
 const std::string& Tokenizer::bytes_of(int id) const {
-    if (id < 0 || id >= vocab())
-        fail("decode: token id " + std::to_string(id) + " is outside the tokenizer's 0 to " +
-             std::to_string(vocab() - 1));
+    if (id < 0 || id >= vocab()) fail("decode: token id ", id, " is outside the tokenizer's 0 to ", vocab() - 1);
     return pieces_[size_t(id)];
 }
 
@@ -280,20 +267,19 @@ std::string Tokenizer::decode(const std::vector<int>& ids, Special special) cons
     return text;
 }
 
-// FNV-1a. A text without merges is the same ids however it is cut.
+// A text without merges is the same ids however it is cut.
 uint64_t Tokenizer::hash() const {
     if (!has_text()) return 0;
-    uint64_t h = 0xCBF29CE484222325;
-    const auto add = [&h](uint64_t word) { h = (h ^ word) * 0x100000001B3; };
+    Hash hash;
     const auto add_text = [&](const std::string& text) {
-        add(text.size());
-        for (char c : text) add(static_cast<unsigned char>(c));
+        hash.add(text.size());
+        for (char c : text) hash.add(static_cast<unsigned char>(c));
     };
     add_text(merges_.ranked().empty() ? "" : splitter_.regex);
-    add(uint64_t(end_of_text_));
+    hash.add(uint64_t(end_of_text_));
     for (const std::string& piece : pieces_) add_text(piece);
-    for (const Merge& m : merges_.ranked()) add(uint64_t(m.left)), add(uint64_t(m.right));
-    return h;
+    for (const Merge& m : merges_.ranked()) hash.add(uint64_t(m.left)), hash.add(uint64_t(m.right));
+    return hash.value;
 }
 
 std::map<std::string, std::string> Tokenizer::files() const {
@@ -304,21 +290,15 @@ std::map<std::string, std::string> Tokenizer::files() const {
         if (int(id) != end_of_text_) vocab.emplace_back(to_symbols(pieces_[id]), id);
     for (const Merge& m : merges_.ranked())
         merges.push_back(to_symbols(pieces_[size_t(m.left)]) + " " + to_symbols(pieces_[size_t(m.right)]));
-    ordered end = {{"id", end_of_text_}};
-    end.update(added_token());
-    const ordered model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-                           {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
-                           {"fuse_unk", false}, {"byte_fallback", false}, {"vocab", std::move(vocab)},
-                           {"merges", std::move(merges)}};
-    const ordered file = {
-        {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", ordered::array({end})},
-        {"normalizer", nullptr}, {"pre_tokenizer", pre_tokenizer(splitter_.regex)}, {"post_processor", nullptr},
-        {"decoder", byte_level(true)}, {"model", model}};
-    const ordered config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                            {"added_tokens_decoder", {{std::to_string(end_of_text_), added_token()}}},
-                            {"bos_token", end_of_text_name},
-                            {"eos_token", end_of_text_name},
-                            {"clean_up_tokenization_spaces", false}};
+    ordered file = ordered::parse(tokenizer_json), config = ordered::parse(tokenizer_config_json);
+    ordered end = file["added_tokens"][0];
+    end.erase("id");
+    config["added_tokens_decoder"][std::to_string(end_of_text_)] = end;
+    file["added_tokens"][0]["id"] = end_of_text_;
+    file["model"].update({{"vocab", std::move(vocab)}, {"merges", std::move(merges)}});
+    if (ordered& words = file["pre_tokenizer"]; !splitter_.regex.empty())
+        words = {{"type", "Sequence"}, {"pretokenizers", {{{"type", "Split"}, {"pattern", {{"Regex", splitter_.regex}}},
+                                                           {"behavior", "Isolated"}, {"invert", false}}, words}}};
     return {{"tokenizer.json", file.dump(2) + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
 }
 
@@ -333,7 +313,7 @@ Tokenizer load_tokenizer(const std::string& what, long ids_of_none) {
 
 Tokenizer train_bpe(const WordCounts& words, long vocab) {
     if (vocab < 257)
-        fail("a vocabulary of " + std::to_string(vocab) + " tokens: 256 bytes and <|endoftext|> alone are 257");
+        fail("a vocabulary of ", vocab, " tokens: 256 bytes and <|endoftext|> alone are 257");
     return {plain_words(), learn_merges(words, vocab - 257)};
 }
 
