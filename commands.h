@@ -114,7 +114,7 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
     if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer, 0).vocab());
     const Params params(config.shape);
     const Plan plan = make_plan<T>(config, params, step);
-    const Facts facts = plan_facts(config, plan);
+    const Facts facts = plan_facts(config, params, plan);
     if (c.json) return std::printf("%s\n", to_json(facts).c_str()), 0;
     std::printf("model    %s, %.2f M parameters, %s\n", config.shape.family.c_str(),
                 double(config.shape.parameters()) / 1e6, config.dtype.c_str());
@@ -130,6 +130,7 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
     std::printf("compute  %-12s %12.3f GFLOP a step\n", "products", products / 1e9);
     std::printf("%-8s %-12s %12.3f GFLOP a step\n", "", "attention", plan.attention_flops / 1e9);
     std::printf("%-8s %-12s %12.3f GFLOP a token\n", "", "all", all / 1e9 / double(config.tokens_per_step));
+    std::printf("decay    %s\nnone     %s\n", decay_group(params, true).c_str(), decay_group(params, false).c_str());
     return 0;
 }
 

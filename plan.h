@@ -48,6 +48,20 @@ Plan make_plan(const Config& config, const Params& params, Step step, size_t ava
     return plan;
 }
 
+// The tensors that weight decay reaches, or the others, by name, with * for the number of a block.
+inline std::string decay_group(const Params& params, bool decay) {
+    std::vector<std::string> names;
+    for (const Param& p : params.rows()) {
+        std::string name = p.name;
+        const size_t at = name.find_first_of("0123456789"), end = name.find_first_not_of("0123456789", at);
+        if (p.unit != ends_unit) name.replace(at, end - at, "*");
+        if (p.decay() == decay && !std::count(names.begin(), names.end(), name)) names.push_back(name);
+    }
+    std::string all;
+    for (const std::string& name : names) all += (all.empty() ? "" : " ") + name;
+    return all;
+}
+
 // As memory.weights, ..., in bytes: what a run reports of itself, too.
 inline Facts memory_facts(const std::vector<ArenaPart>& parts, size_t peak) {
     Facts f;
@@ -58,9 +72,10 @@ inline Facts memory_facts(const std::vector<ArenaPart>& parts, size_t peak) {
     return f;
 }
 
-inline Facts plan_facts(const Config& c, const Plan& plan) {
+inline Facts plan_facts(const Config& c, const Params& params, const Plan& plan) {
     Facts f = {{"family", c.shape.family}, {"dtype", c.dtype}, {"parameters", c.shape.parameters()},
-               {"tokens_per_step", c.tokens_per_step}, {"micro_batches", c.tokens_per_step / (c.batch * c.seq)}};
+               {"tokens_per_step", c.tokens_per_step}, {"micro_batches", c.tokens_per_step / (c.batch * c.seq)},
+               {"decayed", decay_group(params, true)}, {"not_decayed", decay_group(params, false)}};
     for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
     f.push_back({"flops.matmul", plan.matmul_flops});
     f.push_back({"flops.attention", plan.attention_flops});

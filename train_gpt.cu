@@ -156,8 +156,9 @@ template <class T> size_t require_memory(const Config& config, const Params& par
 template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus) {
     Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
                {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", 1L}, {"dtype", t.config.dtype},
-               {"parameters", t.params.shape().parameters()}, {"planned_bytes", long(t.arena.peak())},
+               {"parameters", t.params.shape().parameters()},
                {"data", corpus.describe()}, {"data_hash", corpus.hash}, {"seed", t.config.seed}};
+    for (auto& fact : memory_facts(t.arena.parts(), t.arena.peak())) f.push_back(fact);
     for (const auto& [key, value] : key_values(t.config)) f.push_back({"config." + key, value});
     return f;
 }
@@ -239,6 +240,9 @@ template <class T> int train(Config config, const Resume& from) {
     run.write_run_json(run_facts(t, corpus));
     if (const long later = from.run.empty() ? 0 : discard_after(from.run, t.step))   // after all that can fail
         std::printf("resume  from step %ld: %ld later checkpoints of this run are removed\n", t.step, later);
+    std::printf("lr      %s from %.1e to %.1e over %ld steps, %ld of warm-up%s\n", config.schedule.c_str(), config.lr,
+                config.schedule == "constant" ? config.lr : config.min_lr, config.steps, config.warmup,
+                t.step ? ("; on this curve from step " + std::to_string(t.step) + " on").c_str() : "");
     std::printf("run     %s%s\n\n", run.path().c_str(),
                 from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);

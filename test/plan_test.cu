@@ -92,6 +92,20 @@ TEST_CASE("a run allocates, class by class, what its plan says") {
     }
 }
 
+TEST_CASE("B4: the two groups of weight decay can be read: matrices and embeddings, and norms and biases") {
+    const Params params(shape_of("qwen3", false));
+    CHECK(decay_group(params, true) ==
+          "model.embed_tokens.weight lm_head.weight model.layers.*.self_attn.q_proj.weight "
+          "model.layers.*.self_attn.k_proj.weight model.layers.*.self_attn.v_proj.weight "
+          "model.layers.*.self_attn.o_proj.weight model.layers.*.mlp.gate_proj.weight "
+          "model.layers.*.mlp.up_proj.weight model.layers.*.mlp.down_proj.weight");
+    CHECK(decay_group(params, false) ==
+          "model.norm.weight model.layers.*.input_layernorm.weight model.layers.*.self_attn.q_norm.weight "
+          "model.layers.*.self_attn.k_norm.weight model.layers.*.post_attention_layernorm.weight");
+    const std::string kept = decay_group(Params(shape_of("gpt2", true)), false);
+    CHECK(kept.find("transformer.h.*.attn.c_attn.bias") != std::string::npos);
+}
+
 TEST_CASE("a model of 8 billion parameters is planned without its memory") {
     Config c;
     c.shape = preset("llama3-8b"), c.seq = 8192, c.batch = 1, c.tokens_per_step = 8192;
