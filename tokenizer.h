@@ -36,8 +36,8 @@ private:
     int end_of_text_;
 };
 
-// "byte"; a folder or tokenizer.json of byte-level BPE that is cut into words as ours, or not at all; or "none", with so
-// many ids.
+// "byte"; a folder or tokenizer.json of byte-level BPE that is cut into words as ours, or not at all; or "none", with
+// so many ids.
 Tokenizer load_tokenizer(const std::string& what, long ids_of_none = 0);
 Tokenizer train_bpe(const WordCounts& words, long vocab);   // vocab counts the bytes and <|endoftext|> too
 
