@@ -81,7 +81,7 @@ TEST_CASE("C12: an id that the vocabulary does not have stops the reader with fi
     const Tokens tokens = read(path, {50});
     CHECK(error_of([&] { all(tokens); }) ==
           path + ": token 50 is id 57, but the vocabulary has 50 ids (from 0); give the --tokenizer that it was made "
-                 "with, or make it again");
+                 "with (none: ids alone), or make it again");
     CHECK(error_of([&] { tokens.read(0, 50), tokens.read(51, 101); }).empty());
     CHECK(contains(error_of([&] { tokens.range(40, 90).read(5, 20); }), "token 50 is id 57"));
     CHECK(contains(error_of([&] { all(read(wide, {50})); }), "token 1 is id 70000"));
