@@ -158,12 +158,6 @@ void check_flags(Values& flags, const std::string& command) {
 
 // ---- values that depend on others ----
 
-bool is_shape(const std::string& name) {
-    static const std::set<std::string> names = {"family", "layers", "dim", "heads", "kv-heads", "head-dim", "ffn",
-                                                "window", "vocab", "tied"};
-    return names.count(name) > 0;
-}
-
 // The shape before any shape flag, and where it comes from.
 std::string start_shape(Config& c, const Values& values) {
     const auto model = values.find("model");
@@ -251,13 +245,13 @@ Config build(const CommandLine& line, const Values& values) {
     const std::string shape_origin = start_shape(c, values);
     const ModelShape start = c.shape;
     for (const Key& k : all_keys(c)) {
-        c.origin[k.name] = is_shape(k.name) || k.name == std::string("seq") ? shape_origin : "default";
+        c.origin[k.name] = (k.commands & of_shape) || k.name == std::string("seq") ? shape_origin : "default";
         const auto given = values.find(k.name);
         if (given == values.end()) continue;
         const std::string before = text_of(k.slot);
         assign(k, given->second);
         c.origin[k.name] = given->second.origin;
-        if (c.model_is_folder && is_shape(k.name) && text_of(k.slot) != before)
+        if (c.model_is_folder && (k.commands & of_shape) && text_of(k.slot) != before)
             fail(given->second.subject, ": ", c.model, "/config.json says ", before);
     }
     require_given(c, values);

@@ -28,13 +28,14 @@ inline const std::vector<std::string> commands = {"train", "generate", "gradchec
                                                   "eval", "dump", "export", "tokenize"};
 // Command i is bit i; those without a name here have no keys. What train takes, plan takes too.
 enum : unsigned { train = 1 | 16, generate = 2, plan = 16, eval = 32, dump = 64, exports = 128, tokenize = 256 };
+inline constexpr unsigned of_shape = 1u << 31;         // a number of the model's shape
 enum Show { often, seldom };
 
 struct Key {
     const char* name;
     Slot slot;
     Domain domain;
-    unsigned commands;                                 // those that use it
+    unsigned commands;                                 // those that use it, and of_shape
     Show show;                                         // in --help, or in --help-all only
     const char* help;                                  // with its unit
 };
@@ -42,7 +43,7 @@ struct Key {
 using Table = std::vector<std::pair<const char*, std::vector<Key>>>;
 
 inline Table training_keys(Config& c) {
-    const unsigned all = train | generate | eval | dump | exports, shape = train;
+    const unsigned all = train | generate | eval | dump | exports, shape = train | of_shape;
     return {{"model", {
         {"model", &c.model, any, all, often, "a preset or a Hugging Face folder; empty: the shape below"},
         {"family", &c.shape.family, {.words = model_families}, shape, often, "kind of block"},
