@@ -43,88 +43,86 @@ struct Pair {
 // All distinct words as tokens, and all pairs in them with their counts, kept up to date from merge to merge.
 class Learner {
 public:
-    explicit Learner(const WordCounts& words);
-    bool best(uint64_t& key);                          // the next pair to merge; false: none is left
-    void merge(const Merge& m);
+    explicit Learner(const WordCounts& words) {
+        require(words.size() < UINT32_MAX, "bpe: distinct words are numbered with 32 bits");
+        for (const auto& [text, count] : words) {
+            words_.push_back({ids_.size(), text.size(), count});
+            for (char c : text) ids_.push_back(static_cast<unsigned char>(c));
+            for (size_t i = words_.back().begin; i + 1 < ids_.size(); ++i)
+                change(ids_[i], ids_[i + 1], count, uint32_t(words_.size() - 1));
+        }
+        grown_.clear();
+        for (const auto& [key, pair] : pairs_) offer(key, pair.count);
+    }
+
+    // The next pair to merge; false: none is left. What lies in the heap may be out of date: a pair that grew was
+    // offered again, one that shrank is offered now.
+    bool best(uint64_t& key) {
+        while (!heap_.empty()) {
+            const int64_t count = heap_.top().first;
+            key = ~heap_.top().second;
+            heap_.pop();
+            const auto found = pairs_.find(key);
+            const int64_t now = found == pairs_.end() ? 0 : found->second.count;
+            if (now == count) return true;
+            if (now < count) offer(key, now);
+        }
+        return false;
+    }
+
+    void merge(const Merge& m) {
+        grown_.clear();
+        const uint64_t key = key_of(m.left, m.right);
+        const std::vector<uint32_t> words = std::move(pairs_[key].words);
+        for (uint32_t word : words) merge_in(word, m);
+        pairs_.erase(key);
+        std::sort(grown_.begin(), grown_.end());
+        grown_.erase(std::unique(grown_.begin(), grown_.end()), grown_.end());
+        for (uint64_t grown : grown_) offer(grown, pairs_.at(grown).count);
+    }
+
 private:
     struct Word { size_t begin, length; int64_t count; };
-    void change(int left, int right, int64_t by, uint32_t word);
-    void merge_in(uint32_t word, const Merge& m);
+
+    void change(int left, int right, int64_t by, uint32_t word) {
+        Pair& pair = pairs_[key_of(left, right)];
+        pair.count += by;
+        if (by <= 0) return;
+        if (pair.words.empty() || pair.words.back() != word) pair.words.push_back(word);
+        grown_.push_back(key_of(left, right));
+    }
+
+    void merge_in(uint32_t word, const Merge& m) {
+        Word& w = words_[word];
+        int* const ids = ids_.data() + w.begin;
+        size_t to = 0;
+        for (size_t i = 0; i < w.length; ++i) {
+            if (i + 1 == w.length || ids[i] != m.left || ids[i + 1] != m.right) {
+                ids[to++] = ids[i];
+                continue;
+            }
+            if (to > 0) {
+                change(ids[to - 1], m.left, -w.count, word);
+                change(ids[to - 1], m.result, w.count, word);
+            }
+            if (i + 2 < w.length) {
+                change(m.right, ids[i + 2], -w.count, word);
+                change(m.result, ids[i + 2], w.count, word);
+            }
+            ids[to++] = m.result;
+            ++i;
+        }
+        w.length = to;
+    }
+
     void offer(uint64_t key, int64_t count) { if (count > 0) heap_.emplace(count, ~key); }
+
     std::vector<int> ids_;                             // of all words, one behind the other
     std::vector<Word> words_;
     std::unordered_map<uint64_t, Pair> pairs_;
     std::vector<uint64_t> grown_;                      // pairs that a merge made more of
     std::priority_queue<std::pair<int64_t, uint64_t>> heap_;   // count, then ~key: the smaller key wins
 };
-
-Learner::Learner(const WordCounts& words) {
-    require(words.size() < UINT32_MAX, "bpe: distinct words are numbered with 32 bits");
-    for (const auto& [text, count] : words) {
-        words_.push_back({ids_.size(), text.size(), count});
-        for (char c : text) ids_.push_back(static_cast<unsigned char>(c));
-        for (size_t i = words_.back().begin; i + 1 < ids_.size(); ++i)
-            change(ids_[i], ids_[i + 1], count, uint32_t(words_.size() - 1));
-    }
-    grown_.clear();
-    for (const auto& [key, pair] : pairs_) offer(key, pair.count);
-}
-
-void Learner::change(int left, int right, int64_t by, uint32_t word) {
-    Pair& pair = pairs_[key_of(left, right)];
-    pair.count += by;
-    if (by <= 0) return;
-    if (pair.words.empty() || pair.words.back() != word) pair.words.push_back(word);
-    grown_.push_back(key_of(left, right));
-}
-
-// What lies in the heap may be out of date: a pair that grew was offered again, one that shrank is offered now.
-bool Learner::best(uint64_t& key) {
-    while (!heap_.empty()) {
-        const int64_t count = heap_.top().first;
-        key = ~heap_.top().second;
-        heap_.pop();
-        const auto found = pairs_.find(key);
-        const int64_t now = found == pairs_.end() ? 0 : found->second.count;
-        if (now == count) return true;
-        if (now < count) offer(key, now);
-    }
-    return false;
-}
-
-void Learner::merge(const Merge& m) {
-    grown_.clear();
-    const uint64_t key = key_of(m.left, m.right);
-    const std::vector<uint32_t> words = std::move(pairs_[key].words);
-    for (uint32_t word : words) merge_in(word, m);
-    pairs_.erase(key);
-    std::sort(grown_.begin(), grown_.end());
-    grown_.erase(std::unique(grown_.begin(), grown_.end()), grown_.end());
-    for (uint64_t grown : grown_) offer(grown, pairs_.at(grown).count);
-}
-
-void Learner::merge_in(uint32_t word, const Merge& m) {
-    Word& w = words_[word];
-    int* const ids = ids_.data() + w.begin;
-    size_t to = 0;
-    for (size_t i = 0; i < w.length; ++i) {
-        if (i + 1 == w.length || ids[i] != m.left || ids[i + 1] != m.right) {
-            ids[to++] = ids[i];
-            continue;
-        }
-        if (to > 0) {
-            change(ids[to - 1], m.left, -w.count, word);
-            change(ids[to - 1], m.result, w.count, word);
-        }
-        if (i + 2 < w.length) {
-            change(m.right, ids[i + 2], -w.count, word);
-            change(m.result, ids[i + 2], w.count, word);
-        }
-        ids[to++] = m.result;
-        ++i;
-    }
-    w.length = to;
-}
 
 // White space stands only at the front of a word, or makes the whole of it.
 size_t next_plain_cut(std::string_view text, size_t at) {
