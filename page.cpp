@@ -133,9 +133,9 @@ body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sa
 figure { margin: 1.5em 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; }
 svg text { font-size: 12px; fill: var(--text); }
 .grid { stroke: var(--faint); } .axis { stroke: var(--text); fill: none; }
-.curve { fill: none; stroke-width: 1.6; stroke-linecap: round; stroke-linejoin: round; }
-.curve.train { stroke: var(--train); } .curve.val { stroke: var(--val); stroke-width: 2.4; }
-span.train { color: var(--train); } span.val { color: var(--val); }
+.train { color: var(--train); } .val { color: var(--val); }
+.curve { fill: none; stroke: currentColor; stroke-width: 1.6; stroke-linecap: round; stroke-linejoin: round; }
+.curve.val { stroke-width: 2.4; }
 table { border-collapse: collapse; }
 td, th { text-align: left; border-bottom: 1px solid var(--faint); padding: 2px 1.5em 2px 0; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--faint); padding: 0.7em; }
