@@ -52,8 +52,7 @@ std::vector<Source> find_sources(const std::string& flag, const std::string& lis
     }
     if (weighted && weighted < paths)
         fail(flag, " ", list, ": ", weighted, " of ", paths, " parts have a weight; give one to each or to none");
-    if (weighted && flag == "--val")
-        fail(flag, " ", list, ": validation reads everything once; leave the weights out");
+    if (weighted && flag == "--val") fail(flag, " ", list, ": validation reads everything once; leave the weights out");
     if (weighted && sum / common > longest_period)
         fail(flag, " ", list, ": the mixture repeats after ", sum / common,
              " windows, at most 1000000 are possible; give weights with fewer digits");
@@ -132,8 +131,7 @@ std::string Corpus::describe() const {
                   val.empty() ? "no validation" : short_total(val) + " validation tokens", ", hash ", hash);
 }
 
-Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq,
-                   int threads) {
+Corpus read_corpus(const std::string& data, const std::string& val, const Tokenizer& tokenizer, long seq, int threads) {
     require(seq > 0 && threads > 0, "corpus: seq and threads are positive");
     const std::optional<double> number = val.empty() ? 0 : number_in(val);
     const double fraction = number.value_or(0);

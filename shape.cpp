@@ -16,17 +16,12 @@ using Json = nlohmann::json;
 
 namespace {
 
-struct Preset {
-    const char* name;
-    ModelShape shape;
-};
-
 ModelShape llama3(ModelShape s, double factor) {
     s.rope_theta = 5e5, s.scaling = {factor, 1, 4, 8192};
     return s;
 }
 
-const std::vector<Preset> presets = {                  // family, L, C, H, key heads, D, F, V, T, tied, theta, epsilon
+const std::pair<const char*, ModelShape> presets[] = { // family, L, C, H, key heads, D, F, V, T, tied, theta, epsilon
     {"gpt2-tiny", {"gpt2", 4, 128, 4, 0, 0, 0, 257, 128}},
     {"gpt2-mini", {"gpt2", 6, 384, 6, 0, 0, 0, 257, 256}},
     {"gpt2-124m", {"gpt2", 12, 768, 12, 0, 0, 0, 50257, 1024}},
@@ -47,10 +42,20 @@ const std::vector<Preset> presets = {                  // family, L, C, H, key h
     {"mistral-7b", {"mistral", 32, 4096, 32, 8, 128, 14336, 32000, 32768, false, 1e4, 1e-5, false, false, 4096}},
 };
 
+const std::map<std::string, const char*> architectures = {
+    {"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"}, {"mistral", "MistralForCausalLM"}};
+
 long ceil_to(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 void check_size(const char* name, long value, long least, long most, const char* why = "") {
     if (value < least || value > most) fail(name, " ", value, ": expected ", least, " to ", most, why);
+}
+
+Json scaling_json(const RopeScaling& r) {
+    if (r.factor == 0) return nullptr;
+    return {{"rope_type", "llama3"}, {"factor", r.factor}, {"low_freq_factor", r.low}, {"high_freq_factor", r.high},
+            {"original_max_position_embeddings", r.original}};
 }
 
 // Far beyond any model, and low enough that every product of sizes fits in 63 bits.
@@ -80,13 +85,13 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 
 std::vector<std::string> preset_names() {
     std::vector<std::string> names;
-    for (const Preset& p : presets) names.push_back(p.name);
+    for (const auto& [name, shape] : presets) names.push_back(name);
     return names;
 }
 
 ModelShape preset(const std::string& name) {
-    for (const Preset& p : presets)
-        if (p.name == name) return with_defaults(p.shape);
+    for (const auto& [known, shape] : presets)
+        if (known == name) return with_defaults(shape);
     fail(name, ": no such preset; the nearest is ", nearest(name, preset_names()));
 }
 
@@ -156,20 +161,6 @@ std::vector<double> rope_frequencies(const ModelShape& s) {
     }
     return all;
 }
-
-namespace {
-
-const std::map<std::string, const char*> architectures = {
-    {"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
-    {"qwen3", "Qwen3ForCausalLM"}, {"mistral", "MistralForCausalLM"}};
-
-Json scaling_json(const RopeScaling& r) {
-    if (r.factor == 0) return nullptr;
-    return {{"rope_type", "llama3"}, {"factor", r.factor}, {"low_freq_factor", r.low}, {"high_freq_factor", r.high},
-            {"original_max_position_embeddings", r.original}};
-}
-
-}  // namespace
 
 std::string to_hf_config(const ModelShape& s, const std::string& torch_dtype, long eos) {
     Json j = {{"architectures", Json::array({architectures.at(s.family)})}, {"model_type", s.family},

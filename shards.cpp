@@ -52,8 +52,7 @@ Shard open_shard(const std::string& path, const Vocabulary& vocabulary) {
     if (layout == std::end(layouts))
         fail_shard(path, concat("magic ", h[magic], " is not a token shard's: 20240520 (16-bit ids) or 20240801 "
                                 "(32-bit ids); text needs a name that does not end in .bin"));
-    if (h[version] != layout->version)
-        fail_shard(path, concat("version ", h[version], ", expected ", layout->version));
+    if (h[version] != layout->version) fail_shard(path, concat("version ", h[version], ", expected ", layout->version));
     const uint32_t bits = uint32_t(8 * layout->id_bytes);
     if (h[id_bits] != 0 && h[id_bits] != bits)
         fail_shard(path, concat("ids of ", h[id_bits], " bits, but its magic says ", bits));
