@@ -47,8 +47,7 @@ Shard open_shard(const std::string& path, const Vocabulary& vocabulary) {
         fail_shard(path, concat(file.bytes(), " bytes are no token shard: its header alone has 1024"));
     uint32_t h[fields];
     file.read(h, sizeof h, 0);
-    const auto layout = std::find_if(std::begin(layouts), std::end(layouts),
-                                     [&](const Layout& l) { return l.magic == h[magic]; });
+    const auto layout = std::ranges::find(layouts, h[magic], &Layout::magic);
     if (layout == std::end(layouts))
         fail_shard(path, concat("magic ", h[magic], " is not a token shard's: 20240520 (16-bit ids) or 20240801 "
                                 "(32-bit ids); text needs a name that does not end in .bin"));
@@ -131,9 +130,7 @@ void Tokens::append(const Shard& shard) {
 }
 
 size_t Tokens::piece_at(long position) const {
-    const auto after = std::upper_bound(pieces_.begin(), pieces_.end(), position,
-                                        [](long at, const Piece& p) { return at < p.end; });
-    return size_t(after - pieces_.begin());
+    return size_t(std::ranges::upper_bound(pieces_, position, {}, &Piece::end) - pieces_.begin());
 }
 
 Tokens Tokens::range(long begin, long end) const {
