@@ -43,9 +43,9 @@ bool is_later(const std::string& name, const Given& g) {
 std::pair<std::string, std::string> toml_texts(const toml::node& node) {
     if (const auto v = node.value_exact<std::string>()) return {*v, '"' + *v + '"'};
     std::string text = "a table, array or date";
-    if (const auto v = node.value_exact<bool>()) text = *v ? "true" : "false";
-    else if (const auto v = node.value_exact<int64_t>()) text = number_text(*v);
-    else if (const auto v = node.value_exact<double>()) text = number_text(*v);
+    if (const auto v = node.value_exact<bool>()) text = value_text(*v);
+    else if (const auto v = node.value_exact<int64_t>()) text = value_text(*v);
+    else if (const auto v = node.value_exact<double>()) text = value_text(*v);
     return {text, text};
 }
 
@@ -206,7 +206,7 @@ void resolve_run(Config& c, const Values& values) {
         fail("--master none: for --dtype bf16; ", c.dtype, " weights are their own master");
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
-    if (c.min_lr > c.lr) fail("--min-lr ", number_text(c.min_lr), " is larger than --lr ", number_text(c.lr));
+    if (c.min_lr > c.lr) fail("--min-lr ", value_text(c.min_lr), " is larger than --lr ", value_text(c.lr));
     const long window = c.batch * c.seq;               // a row is an int on the device
     if (window > INT_MAX)
         fail("--batch ", c.batch, " x --seq ", c.seq, ": ", window, " tokens at once, at most ", INT_MAX,
@@ -219,7 +219,7 @@ void resolve_run(Config& c, const Values& values) {
     if (c.val.empty() || !(part >= 0 && part < 1))
         fail("--val ", c.val, ": expected a path, a fraction between 0 and 1, or 0 for no validation");
     if (c.epochs > 0 && c.steps > 0 && values.count("steps"))
-        fail("--steps ", c.steps, " and --epochs ", number_text(c.epochs), ": give one of them, or 0 for the other");
+        fail("--steps ", c.steps, " and --epochs ", value_text(c.epochs), ": give one of them, or 0 for the other");
     if (c.epochs > 0) c.steps = 0;                     // until set_steps()
     else set_steps(c, c.steps);
 }

@@ -174,7 +174,9 @@ inline constexpr Later later_keys[] = {
 
 inline const std::vector<std::string> later_commands = {"report"};
 
-template <class T> std::string number_text(T value) {
+inline std::string value_text(bool value) { return value ? "true" : "false"; }
+inline std::string value_text(const std::string& value) { return value; }
+template <class T> std::string value_text(T value) {
     char digits[64];
     return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};   // the shortest that reads back equal
 }
@@ -190,14 +192,7 @@ inline bool read_number(const std::string& text, long& value) {
     return error == std::errc() && stop == end && !text.empty();
 }
 
-inline std::string text_of(const Slot& slot) {
-    return std::visit([](auto* p) -> std::string {
-        using T = std::remove_pointer_t<decltype(p)>;
-        if constexpr (std::is_same_v<T, std::string>) return *p;
-        else if constexpr (std::is_same_v<T, bool>) return *p ? "true" : "false";
-        else return number_text(*p);
-    }, slot);
-}
+inline std::string text_of(const Slot& slot) { return std::visit([](auto* p) { return value_text(*p); }, slot); }
 
 inline std::string joined(const std::vector<std::string>& words) {
     std::string all;
@@ -210,8 +205,8 @@ inline std::string expected(const Key& k) {
     if (std::holds_alternative<bool*>(k.slot)) return "true or false";
     if (std::holds_alternative<std::string*>(k.slot)) return d.words.empty() ? "a string" : "one of " + joined(d.words);
     return concat(std::holds_alternative<long*>(k.slot) ? "a whole number" : "a number",
-                  d.open_below ? " above " : " from ", number_text(d.least),
-                  d.most >= 1e15 ? "" : (d.open_above ? " to below " : " to ") + number_text(d.most));
+                  d.open_below ? " above " : " from ", value_text(d.least),
+                  d.most >= 1e15 ? "" : (d.open_above ? " to below " : " to ") + value_text(d.most));
 }
 
 // A value as it was given: what it says, where it came from, and how an error begins that talks about it.
