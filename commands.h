@@ -8,6 +8,7 @@
 #include "plan.h"
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <unistd.h>
 
@@ -38,6 +39,15 @@ inline void show_text(const std::string& text) {
     std::fflush(stdout);
 }
 
+// Asked before anything is allocated.
+inline size_t memory_there() { return device_memory() ? device_memory() : size_t(available_memory()); }
+inline void require_memory(size_t bytes) {
+    const size_t available = memory_there();
+    if (bytes > available)
+        fail("not enough memory: ", bytes / 1000000, " MB needed, ", available / 1000000,
+             " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
+}
+
 // Calls use with a value of the scalar type that the name stands for.
 template <class Use> int with_type(const std::string& dtype, Use use) {
     if (dtype == "bf16" || dtype == "BF16") return use(bf16{});
@@ -48,7 +58,10 @@ template <class Use> int with_type(const std::string& dtype, Use use) {
 
 // ---- generate -------------------------------------------------------------------------------------------------------
 template <class T> int generate(const Config& c) {
-    const long prompt = long(load_tokenizer(c.model).encode(c.prompt).size());
+    const Tokenizer tokenizer = load_tokenizer(c.model);
+    const long prompt = long(tokenizer.encode(c.prompt).size());
+    if (tokenizer.vocab() > c.shape.vocab)
+        fail(c.model, ": its tokenizer has ", tokenizer.vocab(), " ids, its config.json ", c.shape.vocab);
     if (prompt > c.shape.seq)
         fail("--prompt: " + std::to_string(prompt) + " tokens, but " + c.model + " sees at most " +
              std::to_string(c.shape.seq) + " at once; give a shorter one");
@@ -126,7 +139,7 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
         std::printf("%-8s %-12s %12.1f MB\n", group, name.c_str() + 7, double(std::get<long>(value)) / 1e6);
         group = "";
     }
-    const double products = double(plan.matmul_flops), all = products + plan.attention_flops;
+    const double products = plan.matmul_flops, all = products + plan.attention_flops;
     std::printf("compute  %-12s %12.3f GFLOP a step\n", "products", products / 1e9);
     std::printf("%-8s %-12s %12.3f GFLOP a step\n", "", "attention", plan.attention_flops / 1e9);
     std::printf("%-8s %-12s %12.3f GFLOP a token\n", "", "all", all / 1e9 / double(config.tokens_per_step));
@@ -189,7 +202,9 @@ template <class T> int eval(Config c) {
             }
         return arena.peak();
     };
-    run(Arena(run(Arena())));
+    const size_t bytes_needed = run(Arena());
+    require_memory(bytes_needed);
+    run(Arena(bytes_needed));
     const double mean = loss.mean();
     std::printf("loss          %.6f\nperplexity    %.4f\ntokens        %ld\n", mean, std::exp(mean), loss.count);
     if (tokenizer.has_text())
@@ -202,6 +217,10 @@ template <class T> int eval(Config c) {
 template <class T, class Gradients> int dump(Config c, Gradients gradients) {
     using R = Real<T>;
     const Rows rows = read_id_lists(c.ids, c.shape.vocab, c.shape.seq);
+    std::error_code absent;
+    const std::filesystem::path output = c.output, folder = output.has_parent_path() ? output.parent_path() : ".";
+    if (std::filesystem::equivalent(output, c.ids, absent) || std::filesystem::equivalent(folder, c.model, absent))
+        fail("-o ", c.output, ": would be written over what it is made from; give another name");
     const long N = long(rows.tokens.size()), V = c.shape.vocab;
     c.batch = 1, c.seq = c.tokens_per_step = N;
     const Params params(c.shape);
@@ -226,12 +245,14 @@ template <class T, class Gradients> int dump(Config c, Gradients gradients) {
             });
             t.weights.release(ends);
         }});
-        write_safetensors(c.output, tensors, {});
+        replace_file(c.output, [&](const std::string& path) { write_safetensors(path, tensors, {}); });
         std::printf("%s: loss %.6f, logits of %ld rows, %zu gradients\n", c.output.c_str(), double(loss), N,
                     tensors.size() - 2);
         return arena.peak();
     };
-    run(Arena(run(Arena())));
+    const size_t bytes_needed = run(Arena());
+    require_memory(bytes_needed);
+    run(Arena(bytes_needed));
     return 0;
 }
 

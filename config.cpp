@@ -235,8 +235,13 @@ void require_given(const Config& c, const Values& values) {
     need(dump, !c.ids.empty(), "a batch; give --ids F");
     need(dump | exports, !c.output.empty(), "a place for the result; give -o F");
     need(tokenize, c.train_vocab > 0 || values.count("tokenizer"), "a tokenizer; give --tokenizer T");
-    need(tokenize, c.lines || c.decode || !c.inputs.empty(), "texts; name files or folders");
-    need(tokenize, c.lines || c.decode || !c.output.empty(), "a place for the result; give -o F");
+    const bool stream = c.lines || c.decode;           // standard input to standard output
+    need(tokenize, stream || !c.inputs.empty(), "texts; name files or folders");
+    need(tokenize, stream || !c.output.empty(), "a place for the result; give -o F");
+    const int ways = c.lines + c.decode + (c.train_vocab > 0);
+    need(tokenize, ways <= 1, "one of --lines, --decode and --train-vocab at most");
+    need(tokenize, !stream || (c.inputs.empty() && c.output.empty()),
+         "neither files nor -o with --lines or --decode: they read standard input");
 }
 
 Config build(const CommandLine& line, const Values& values) {

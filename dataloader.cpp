@@ -177,20 +177,18 @@ void Rows::append(const std::vector<int>& ids) {
 }
 
 Rows read_id_lists(const std::string& path, long vocab, long longest) {
-    std::vector<std::vector<long>> lists;
-    try {
-        lists = nlohmann::json::parse(read_text(path)).get<std::vector<std::vector<long>>>();
-    } catch (const nlohmann::json::exception&) {
-        fail(path, ": expected JSON, a list of lists of ids");
-    }
+    const auto lists = nlohmann::json::parse(read_text(path), shallow, false);
+    if (!lists.is_array()) fail(path, ": expected JSON, a list of lists of ids");
     Rows rows;
     for (size_t l = 0; l < lists.size(); ++l) {
         const std::string here = concat(path, ": list ", l + 1);
+        if (!lists[l].is_array()) fail(here, " is no list; expected JSON, a list of lists of ids");
         const long n = long(lists[l].size());
         if (n < 2 || n > longest + 1) fail(here, " has ", n, " ids; expected 2 to ", longest + 1);
-        for (long id : lists[l])
-            if (id < 0 || id >= vocab) fail(here, " holds ", id, "; the model's ids are below ", vocab);
-        rows.append({lists[l].begin(), lists[l].end()});
+        for (const auto& id : lists[l])
+            if (!id.is_number_unsigned() || id.get<uint64_t>() >= uint64_t(vocab))
+                fail(here, " holds ", id.dump(), "; the model's ids are 0 to ", vocab - 1);
+        rows.append(lists[l].get<std::vector<int>>());
     }
     if (lists.empty()) fail(path, ": holds no list of ids");
     return rows;

@@ -49,12 +49,23 @@ std::string read_text(const std::string& path, const std::string& complaint) {
     }
 }
 
-void write_whole(const std::string& path, const std::string& text) {
+void replace_file(const std::string& path, const std::function<void(const std::string&)>& write) {
     const std::string building = path + ".tmp";
-    OutputFile file(building);
-    file.write(text.data(), text.size());
-    file.close();
-    if (std::rename(building.c_str(), path.c_str()) != 0) fail_system(path, "replaced");
+    try {
+        write(building);
+        if (std::rename(building.c_str(), path.c_str()) != 0) fail_system(path, "replaced");
+    } catch (...) {
+        std::remove(building.c_str());
+        throw;
+    }
+}
+
+void write_whole(const std::string& path, const std::string& text) {
+    replace_file(path, [&](const std::string& building) {
+        OutputFile file(building);
+        file.write(text.data(), text.size());
+        file.close();
+    });
 }
 
 Digest digest_of_file(const std::string& path) {

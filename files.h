@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@ namespace baretrain {
 // complaint: what the error says instead of "cannot be opened" and why.
 std::string read_text(const std::string& path, const std::string& complaint = "");
 void write_whole(const std::string& path, const std::string& text);   // as path.tmp, synced, then renamed
+// write(path.tmp), then its name; when write() throws, nothing stays and path is as it was.
+void replace_file(const std::string& path, const std::function<void(const std::string&)>& write);
 
 // FNV-1a over 64-bit words.
 struct Hash {

@@ -261,15 +261,19 @@ std::map<std::string, std::string> files_beside_weights(const std::string& folde
     return files;
 }
 
-std::string with_dtype(const std::string& config_json, const std::string& torch_dtype) {
+std::string with_dtype(const std::string& config_json, const std::string& torch_dtype,
+                       std::optional<long> end_of_text) {
     auto config = nlohmann::ordered_json::parse(config_json);
     const char* const key = config.contains("dtype") ? "dtype" : "torch_dtype";   // newer and older files
-    if (config.value(key, "") == torch_dtype) return config_json;
+    if (config.value(key, "") == torch_dtype && !end_of_text) return config_json;
     config[key] = torch_dtype;
+    if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
     return config.dump(2) + "\n";
 }
 
-Exported export_folder(const std::string& from, const std::string& to) {
+Exported export_folder(const std::string& from, const std::string& name) {
+    const fs::path given(name);
+    const std::string to = given.has_filename() ? name : given.parent_path().string();   // NAME/ is NAME
     const fs::path building = to + ".tmp";
     for (const std::string& path : {to, building.string()})
         if (fs::exists(path)) fail(path + ": is there already; give a folder that is not, or remove it");

@@ -3,6 +3,7 @@
 // The weights are model.safetensors or the shards of model.safetensors.index.json. One tensor at a time is in memory.
 #pragma once
 #include "safetensors.h"
+#include <optional>
 
 namespace baretrain {
 
@@ -25,8 +26,10 @@ std::string dtype_of_folder(const std::string& folder);   // of its largest tens
 
 // What else describes the model: config.json, tokenizer, generation settings, licence. Name -> content.
 std::map<std::string, std::string> files_beside_weights(const std::string& folder);
-// The same config.json but for the type of the weights; byte for byte where that is equal.
-std::string with_dtype(const std::string& config_json, const std::string& torch_dtype);
+// The same config.json but for the type of the weights, and for the id of the end of a text, where there is another;
+// byte for byte where nothing changes.
+std::string with_dtype(const std::string& config_json, const std::string& torch_dtype,
+                       std::optional<long> end_of_text = {});
 
 // Writes the folder again, each tensor and file as it is, in the same shards, and compares what it reads back. `to` is
 // made when all of it is right.

@@ -12,7 +12,7 @@ namespace baretrain {
 struct Plan {
     std::vector<ArenaPart> parts;                      // what a run holds all the time
     size_t peak = 0;                                   // these and the most scratch that is in use at once
-    long matmul_flops = 0;                             // of one step, forward, backward and recomputed
+    double matmul_flops = 0;                           // of one step, forward, backward and recomputed
     double attention_flops = 0;                        // of one step: scores and sums over the keys that are seen
 
     size_t held() const {

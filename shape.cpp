@@ -230,6 +230,7 @@ public:
         read_.insert(name);
         return object_.value(name, Json());
     }
+    bool has(const std::string& name) const { return object_.contains(name); }
     const std::string& where() const { return where_; }
     template <class... Parts> [[noreturn]] void refuse(const Parts&... parts) const { fail(where_, ": ", parts...); }
 
@@ -289,7 +290,7 @@ ModelShape llama_shape(Fields& f, const std::string& family) {
     s.norm_eps = f.get<double>("rms_norm_eps", 1e-6);
     if (llama || family == "qwen3") s.attention_bias = f.get<bool>("attention_bias", false);
     if (llama) s.mlp_bias = f.get<bool>("mlp_bias", false);
-    if (family == "mistral") s.window = f.get<long>("sliding_window", 0L);
+    if (family == "mistral") s.window = f.has("sliding_window") ? f.get<long>("sliding_window", 0L) : 4096;
     else f.only("use_sliding_window", {false});
     if (family.starts_with("qwen")) f.take("sliding_window"), f.take("max_window_layers");   // of a window not in use
     const size_t layers = size_t(std::clamp(s.layers, 0L, most_layers));

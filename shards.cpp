@@ -3,8 +3,10 @@
 #include "device/error.h"
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <unistd.h>
 
 namespace baretrain {
 
@@ -70,12 +72,12 @@ Shard open_shard(const std::string& path, const Vocabulary& vocabulary) {
 }
 
 ShardWriter::ShardWriter(const std::string& path, const Vocabulary& vocabulary)
-    : path_(path), vocabulary_(vocabulary), file_(path + ".tmp") {
+    : path_(path), building_(concat(path, ".", getpid(), ".tmp")), vocabulary_(vocabulary), file_(building_) {
     const char blank[header_bytes] = {};
     file_.write(blank, header_bytes);
 }
 
-ShardWriter::~ShardWriter() { std::remove((path_ + ".tmp").c_str()); }   // after close() there is none
+ShardWriter::~ShardWriter() { std::remove(building_.c_str()); }   // after close() there is none
 
 void ShardWriter::append(const std::vector<int>& ids) {
     check_ids(ids.data(), long(ids.size()), vocabulary_.size, path_, tokens_);
@@ -91,10 +93,11 @@ long ShardWriter::close() {
     const uint64_t n = uint64_t(tokens_), hash = vocabulary_.tokenizer;
     const uint32_t h[fields] = {layout.magic, layout.version, uint32_t(n), uint32_t(8 * layout.id_bytes),
                                 uint32_t(vocabulary_.size), uint32_t(hash), uint32_t(hash >> 32), uint32_t(n >> 32)};
-    std::fstream file(path_ + ".tmp", std::ios::binary | std::ios::in | std::ios::out);
+    std::fstream file(building_, std::ios::binary | std::ios::in | std::ios::out);
     file.write(reinterpret_cast<const char*>(h), sizeof h);
     file.close();
-    if (!file || std::rename((path_ + ".tmp").c_str(), path_.c_str()) != 0) fail(path_ + ": cannot be written");
+    if (!file || std::rename(building_.c_str(), path_.c_str()) != 0)
+        fail(path_, ": cannot be written: ", std::strerror(errno));
     return tokens_;
 }
 

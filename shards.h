@@ -27,7 +27,7 @@ struct Shard {
 // Checks all but the ids: these are checked when they are read.
 Shard open_shard(const std::string& path, const Vocabulary& vocabulary);
 
-// Writes path.tmp; close() gives it its header and its name. Without close() nothing stays.
+// Writes under a name of this process; close() gives it its header and its name. Without close() nothing stays.
 class ShardWriter {
 public:
     ShardWriter(const std::string& path, const Vocabulary& vocabulary);
@@ -35,7 +35,7 @@ public:
     void append(const std::vector<int>& ids);
     long close();                                      // how many ids the shard holds
 private:
-    std::string path_;
+    std::string path_, building_;
     Vocabulary vocabulary_;
     OutputFile file_;
     long tokens_ = 0;

@@ -3,6 +3,8 @@
 #include "device/error.h"
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -24,6 +26,7 @@ constexpr size_t bytes_of_part = 1 << 20;              // and of a document that
 std::string why_no_text(const fs::path& path) {
     std::string head(64 << 10, '\0');
     std::ifstream in(path, std::ios::binary);
+    if (!in) fail(path.string(), ": can't be opened: ", std::strerror(errno), "; allow it, or take it away");
     in.read(head.data(), std::streamsize(head.size()));
     const bool whole = size_t(in.gcount()) < head.size();
     head.resize(size_t(in.gcount()));

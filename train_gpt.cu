@@ -141,18 +141,6 @@ template <class T> Plan plan_of(const Config& config, const Params& params, size
     return make_plan<T>(config, params, [](auto& t, const auto& micros) { train_step(t, micros); }, available);
 }
 
-template <class T> size_t require_memory(const Config& config, const Params& params) {
-    const size_t available = device_memory() ? device_memory() : size_t(available_memory());
-    const size_t bytes = plan_of<T>(config, params, available).peak;
-    const double planned = double(bytes), free = double(available);
-    std::printf("memory  %.1f MB planned, %.1f MB available\n", planned / 1e6, free / 1e6);
-    if (planned > free)
-        fail("not enough memory: " + std::to_string(long(planned / 1e6)) + " MB needed, " +
-             std::to_string(long(free / 1e6)) +
-             " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
-    return bytes;
-}
-
 template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus) {
     Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
                {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", 1L}, {"dtype", t.config.dtype},
@@ -181,8 +169,8 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         if (r.skipped) log.skipped = r.trained ? "not finite: " + first_not_finite(t) : "nothing to train";
         if (r.skipped && r.trained && c.nonfinite == "stop")
             fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
-                 std::to_string(r.grad_norm) + ": " + log.skipped.substr(5) +
-                 " is not finite first; nothing was updated or saved; try a smaller --lr");
+                 std::to_string(r.grad_norm) + ": " + log.skipped +
+                 " came first; nothing was updated or saved; try a smaller --lr");
         run.log(log);                                  // before the save, so that a checkpoint never misses its line
         stop = interrupted || run.stop_requested();
         if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)
@@ -219,7 +207,9 @@ template <class T> int train(Config config, const Resume& from) {
                 config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());
     std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(),
                 Matmul::engine().c_str());
-    const size_t planned = require_memory<T>(config, params);
+    const size_t available = memory_there(), planned = plan_of<T>(config, params, available).peak;
+    std::printf("memory  %.1f MB planned, %.1f MB available\n", double(planned) / 1e6, double(available) / 1e6);
+    require_memory(planned);
     const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq, default_team());
     std::printf("data    %s\n", corpus.describe().c_str());
     if (config.epochs > 0) {
@@ -291,9 +281,13 @@ int main(int argc, char** argv) {
     } catch (const baretrain::Usage& e) {
         std::fprintf(stderr, "train_gpt: %s\n", e.what());
         return 2;
+    } catch (const std::filesystem::filesystem_error& e) {
+        std::fprintf(stderr, "train_gpt: %s: %s\n", e.path1().c_str(), e.code().message().c_str());
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "train_gpt: not enough memory on the host; take a smaller --batch, --seq or input\n");
     } catch (const std::exception& e) {
         std::fprintf(stderr, "train_gpt: %s\n", e.what());
-        return 1;
     }
+    return 1;
 }
 #endif

@@ -86,8 +86,12 @@ template <class T> std::string first_not_finite(Trainer<T>& t) {
 // ---- files ----------------------------------------------------------------------------------------------------------
 // What must be the same when a run goes on: else its numbers would not be those of the run that never stopped.
 inline std::map<std::string, std::string> identity(const Config& c, const Corpus& corpus) {
-    return {
-        {"data", corpus.hash}, {"dtype", c.dtype}, {"seq", std::to_string(c.seq)}, {"seed", std::to_string(c.seed)}};
+    const ModelShape& s = c.shape;                     // of it, what the shapes of the tensors do not show
+    const RopeScaling& r = s.scaling;
+    return {{"data", corpus.hash}, {"dtype", c.dtype}, {"seq", concat(c.seq)}, {"seed", concat(c.seed)},
+            {"family", s.family}, {"heads", concat(s.heads, " and ", s.kv_heads)}, {"window", concat(s.window)},
+            {"norm epsilon", format("%g", s.norm_eps)}, {"master", c.master},
+            {"rope", format("theta %g, factor %g (%g, %g, %ld)", s.rope_theta, r.factor, r.low, r.high, r.original)}};
 }
 
 template <class T>
@@ -99,7 +103,8 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
     parts.extra_files.erase("config.json");
     parts.extra_files.merge(tokenizer.files());
     parts.config_json = t.brought.empty() ? to_hf_config(t.params.shape(), dtype, tokenizer.end_of_text())
-                                          : with_dtype(t.brought.at("config.json"), dtype);
+                                          : with_dtype(t.brought.at("config.json"), dtype,
+                                                       fits ? std::optional<long>() : tokenizer.end_of_text());
     parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
     parts.state = t.optimizer.sources(t.device);
     parts.trainer = {t.step, t.position, t.tokens, identity(t.config, corpus)};

@@ -23,10 +23,10 @@ public:
     explicit Matmul(Device&) {}
     Matmul(const Matmul&) = delete;
     static std::string engine();                       // what float products use, and what bf16 and double use
-    long flops() const { return flops_; }              // 2 M N K over all calls, also dry ones
+    double flops() const { return flops_; }            // 2 M N K over all calls, also dry ones
 
     template <class Out, class In> void multiply(Device& d, const Product<Out, In>& p) {
-        flops_ += 2 * p.M * p.N * p.K;
+        flops_ += 2.0 * double(p.M) * double(p.N) * double(p.K);
         if (d.dry || p.y.empty()) return;
         if (p.K > 0) dispatch(d, p);
         else if (!p.add()) start_rows(d, p.y, p.bias);
@@ -67,7 +67,7 @@ private:
         }
     }
 
-    long flops_ = 0;
+    double flops_ = 0;
     Buffer scratch_;
     CublasLt cublas_;
     OneDnn onednn_;

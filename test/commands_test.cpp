@@ -274,11 +274,15 @@ TEST_CASE("what dump and eval cannot use is refused in one line") {
         hf.put("ids.json", ids);
         check_refused(hf, 1, {"dump", "--model", "hf", "--ids", "ids.json", "-o", "s"}, says);
     };
-    dump("[[1, 2], [3, 17]]", {"ids.json: list 2", "17", "below 17"});
-    dump("[[1, -1]]", {"ids.json: list 1", "-1"});
+    dump("[[1, 2], [3, 17]]", {"ids.json: list 2", "17", "0 to 16"});
+    dump("[[1, -1]]", {"ids.json: list 1", "-1", "0 to 16"});
     dump("[[1, 2], [3]]", {"ids.json: list 2 has 1 ids; expected 2 to 17"});
     dump(json(std::vector<std::vector<int>>(1, std::vector<int>(18))).dump(), {"has 18 ids"});
-    for (const char* text : {"[]", "[1, 2]", "{}", "[[1.5, 2]", "[[\"a\", 1]]", ""}) dump(text, {"ids.json: "});
+    for (const char* text : {"[]", "[1, 2]", "{}", "[[1.5, 2]", "[[1.5, 2]]", "[[\"a\", 1]]", ""}) dump(text, {"ids.json: "});
+    hf.put("ids.json", "[[1, 2, 3]]");
+    for (const char* onto : {"ids.json", "hf/model.safetensors", "hf/new.safetensors"})
+        check_refused(hf, 1, {"dump", "--model", "hf", "--ids", "ids.json", "-o", onto}, {onto, "over what it is made from"});
+    CHECK(get(hf / "ids.json") == "[[1, 2, 3]]");
     check_refused(hf, 1, {"dump", "--model", "hf", "--ids", "absent", "-o", "s"}, {"absent"});
     CHECK(!fs::exists(hf.path / "s"));
 }

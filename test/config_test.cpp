@@ -120,6 +120,20 @@ TEST_CASE("each command takes its own flags, says what it cannot do without, and
     CHECK(contains(run({"tokenize", "--help"}).text, "--train-vocab"));
 }
 
+TEST_CASE("tokenize reads files or standard input, and does one thing at a time") {
+    using Words = std::vector<std::string>;
+    const auto with = [](Words more) {
+        more.insert(more.begin(), {"tokenize", "--tokenizer", "byte"});
+        return refusal(more);
+    };
+    CHECK(with({"--lines"}) == "accepted");
+    for (const Words& more : {Words{"--lines", "a.txt"}, Words{"--decode", "-o", "f"}})
+        CHECK(with(more).starts_with("tokenize: needs neither files nor -o"));
+    for (const Words& more : {Words{"--lines", "--decode"}, Words{"--train-vocab", "300", "--lines"}})
+        CHECK(with(more).starts_with("tokenize: needs one of --lines, --decode and --train-vocab"));
+    CHECK(refusal({"tokenize", "--train-vocab", "300"}).starts_with("tokenize: needs texts"));
+}
+
 TEST_CASE("only bf16 weights can do without a master") {
     CHECK(refusal({"--master", "none"}) == "--master none: for --dtype bf16; fp32 weights are their own master");
     CHECK(refusal({"--master", "none", "--dtype", "bf16"}) == "accepted");

@@ -189,6 +189,14 @@ TEST_CASE("E3: llama3 scaling follows the published rule in all three bands, sur
         CHECK_MESSAGE(config.find(part) != std::string::npos, part);
 }
 
+TEST_CASE("a mistral without sliding_window has that of transformers, 4096; null is none") {
+    const std::string mistral = "{\"model_type\": \"mistral\"" + llama_json.substr(llama_json.find(','));
+    const auto window = [&](const std::string& field) { return from_hf_config(mistral + field + "}", "c.json").window; };
+    CHECK(window("") == 4096);
+    CHECK(window(R"(, "sliding_window": null)") == 0);
+    CHECK(window(R"(, "sliding_window": 7)") == 7);
+}
+
 TEST_CASE("E4: a head size in config.json is taken as it is, never derived") {
     ModelShape s = from_hf_config(llama_json + R"(, "head_dim": 32})", "c.json");
     CHECK(s.head_dim == 32);

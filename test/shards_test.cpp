@@ -165,10 +165,10 @@ TEST_CASE("a writer that is cut off leaves no shard, and the old one as it was")
     }
     CHECK(all(read(path, small)) == std::vector<int>{1, 2});
     CHECK(!fs::exists(path + ".tmp"));
-    CHECK(contains(error_of([&] { ShardWriter(f / "no/t.bin", small); }), "no/t.bin.tmp: cannot be created"));
+    CHECK(contains(error_of([&] { ShardWriter(f / "no/t.bin", small); }), ".tmp: cannot be created"));
     fs::create_directories(f.path / "d.bin/x");
     ShardWriter onto(f / "d.bin", small);
-    CHECK(error_of([&] { onto.close(); }) == (f / "d.bin") + ": cannot be written");
+    CHECK(error_of([&] { onto.close(); }) == (f / "d.bin") + ": cannot be written: Is a directory");
 }
 
 TEST_CASE("A11: a shard of more than 2^32 ids is read at its end") {
