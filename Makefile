@@ -259,7 +259,7 @@ build/cuda/flags: FORCE
 
 # ---- what is needed
 APT      := g++ nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libdnnl-dev doctest-dev
-APT_ALL  := libopenmpi-dev openmpi-bin libopenblas-dev libpcre2-dev libutf8proc-dev clang-19 libclang-rt-19-dev chromium
+APT_ALL  := libopenmpi-dev openmpi-bin libopenblas-dev libpcre2-dev libutf8proc-dev clang-19 libclang-rt-19-dev llvm-19 chromium
 DNF      := gcc-c++ json-devel cli11-devel tomlplusplus-devel onednn-devel doctest-devel
 DNF_ALL  := openmpi-devel openblas-devel pcre2-devel utf8proc-devel clang chromium
 BREW     := nlohmann-json cli11 tomlplusplus onednn doctest libomp

@@ -7,6 +7,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 using namespace baretrain;
 
@@ -231,6 +234,7 @@ TEST_CASE("old files load: without the first part of the names, with masks and f
     CHECK(contains(error(), "not expected: "));
 }
 
+#ifdef __GLIBC__
 TEST_CASE("C8: while a model is loaded and converted, one tensor of it is in memory") {
     const std::string status = "/proc/self/status", reset = "/proc/self/clear_refs";
     if (!fs::exists(reset)) {
@@ -251,6 +255,7 @@ TEST_CASE("C8: while a model is loaded and converted, one tensor of it is in mem
         targets.push_back({name, "F64", {n}, [&](const void* from) { sum += *static_cast<const double*>(from); }});
     }
     write_safetensors(temp / "model.safetensors", tensors, {});
+    malloc_trim(0);                                    // what other tests freed must not be counted as there already
     put(reset, "5");
     const long before = peak();
     load_model_tensors(temp.path.string(), targets);
@@ -258,6 +263,7 @@ TEST_CASE("C8: while a model is loaded and converted, one tensor of it is in mem
     CHECK(peak() - before < 10 * 1024);                // 8 MiB once, not 10 (read and converted), 16 or 64
     CHECK(peak() - before > 7 * 1024);
 }
+#endif
 
 TEST_CASE("E9: an export is every tensor byte for byte, the other files verbatim, and an index of files that exist") {
     const Sharded hf;
