@@ -19,7 +19,7 @@ copytest 4 make copytest
 mutants-2 4 test/mutants.sh --group 2/6
 kill 2 make kill-test
 mutants-3 4 test/mutants.sh --group 3/6
-checked 10 make DEBUG=1 test
+checked 18 make DEBUG=1 test
 mutants-4 4 test/mutants.sh --group 4/6
 mutants-5 4 test/mutants.sh --group 5/6
 mutants-6 4 test/mutants.sh --group 6/6
