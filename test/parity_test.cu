@@ -180,7 +180,9 @@ TEST_CASE("each family's logits, loss, gradients and ten AdamW steps are those o
 
 TEST_CASE("a pretrained model's logits, loss, gradients and ten AdamW steps are those of PyTorch") {
     if (!has_pretrained()) return;
-    check_case<float>(pretrained_case(), 1e-5, 1e-5);
+    // Its eps is 1e-8, so that rounding turns the sign of steps whose gradient is almost 0: after ten of them float
+    // differs from float by the compiler's flags (3e-6 to 2e-5). Double pins the steps down.
+    check_case<float>(pretrained_case(), 1e-5, 5e-5);
     check_case<double>(pretrained_case(), 1e-7, 1e-5);
 }
 
