@@ -48,6 +48,13 @@ inline void require_memory(size_t bytes) {
              " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
 }
 
+// run(arena) returns the arena's peak: dry first, to know its memory, and then with that much.
+template <class Run> void run_planned(Run run) {
+    const size_t bytes = run(Arena());
+    require_memory(bytes);
+    run(Arena(bytes));
+}
+
 // Calls use with a value of the scalar type that the name stands for.
 template <class Use> int with_type(const std::string& dtype, Use use) {
     if (dtype == "bf16" || dtype == "BF16") return use(bf16{});
@@ -84,7 +91,7 @@ template <class Gradients> GradcheckRow gradcheck_model(const ModelShape& shape,
     std::reverse(b.tokens.begin(), b.tokens.end());
     b.targets[4] = ignored;
     GradcheckRow row;
-    const auto run = [&](Arena arena) {                // dry first, to know its memory
+    const auto run = [&](Arena arena) {
         Trainer<double> t(config, params, arena);
         t.device.team = 1;                             // a model this small is slower with more
         const auto backward = [&] { gradients(t, {a, b}, 23); };
@@ -94,7 +101,7 @@ template <class Gradients> GradcheckRow gradcheck_model(const ModelShape& shape,
         else row = gradcheck_parameters(t.device, params, t.weights, t.grads, backward, loss);
         return arena.peak();
     };
-    run(Arena(run(Arena())));
+    run_planned(run);
     return row;
 }
 
@@ -124,7 +131,7 @@ inline int print_findings() {
 // ---- plan -----------------------------------------------------------------------------------------------------------
 template <class T, class Step> int print_plan(const Config& c, Step step) {
     Config config = c;
-    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer, 0).vocab());
+    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
     const Params params(config.shape);
     const Plan plan = make_plan<T>(config, params, step);
     const Facts facts = plan_facts(config, params, plan);
@@ -179,7 +186,7 @@ template <class T> int eval(Config c) {
     const Params params(c.shape);
     LossSum loss;
     size_t bytes = 0;
-    const auto run = [&](Arena arena) {                // dry first, to know its memory
+    const auto run = [&](Arena arena) {
         Inference<T> model(arena, params, c.seq);
         RowBuffers buffers(arena, c.shape, c.batch * c.seq, c.seq);
         const auto sum = [&](const Rows& rows) { return evaluate_rows(model.context, model.weights, buffers, rows); };
@@ -202,9 +209,7 @@ template <class T> int eval(Config c) {
             }
         return arena.peak();
     };
-    const size_t bytes_needed = run(Arena());
-    require_memory(bytes_needed);
-    run(Arena(bytes_needed));
+    run_planned(run);
     const double mean = loss.mean();
     std::printf("loss          %.6f\nperplexity    %.4f\ntokens        %ld\n", mean, std::exp(mean), loss.count);
     if (tokenizer.has_text())
@@ -224,7 +229,7 @@ template <class T, class Gradients> int dump(Config c, Gradients gradients) {
     const long N = long(rows.tokens.size()), V = c.shape.vocab;
     c.batch = 1, c.seq = c.tokens_per_step = N;
     const Params params(c.shape);
-    const auto run = [&](Arena arena) {                // dry first, to know its memory
+    const auto run = [&](Arena arena) {
         Trainer<T> t(c, params, arena);
         if (!arena.dry()) t.optimizer.load(t.device, c.model);
         gradients(t, {rows}, N);
@@ -250,9 +255,7 @@ template <class T, class Gradients> int dump(Config c, Gradients gradients) {
                     tensors.size() - 2);
         return arena.peak();
     };
-    const size_t bytes_needed = run(Arena());
-    require_memory(bytes_needed);
-    run(Arena(bytes_needed));
+    run_planned(run);
     return 0;
 }
 

@@ -138,7 +138,7 @@ inline Resume find_resume(const std::string& resume, const std::string& out) {
 
 // Everything the step, an evaluation and a sample will ask for, found by running them dry.
 template <class T> Plan plan_of(const Config& config, const Params& params, size_t available = size_t(-1)) {
-    return make_plan<T>(config, params, [](auto& t, const auto& micros) { train_step(t, micros); }, available);
+    return make_plan<T>(config, params, take_step, available);
 }
 
 template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus) {
