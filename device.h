@@ -21,6 +21,20 @@
 
 namespace baretrain {
 
+// A piece of work at a door, a launch or a product: where in the source, how many bytes it must move at least (each
+// read or written once), and how many operations its products take.
+struct Work {
+    Where where;
+    double bytes = 0, flops = 0;
+};
+
+// Told before and after each piece, on dry devices too. Pieces may nest: a product may be made of launches.
+struct Watch {
+    virtual ~Watch() = default;
+    virtual void begin(const Work&) = 0;
+    virtual void end() = 0;
+};
+
 // Where one rank's kernels run. `dry`: nothing runs and nothing is touched, launches are only counted (plan).
 struct Device {
     int index = 0;                                     // CUDA device number
@@ -29,20 +43,36 @@ struct Device {
     unsigned threads = max_threads;                    // no block gets more; tests run each kernel at several sizes
     bool dry = false;
     long launches = 0;
+    Watch* watch = nullptr;                            // not owned; null: nobody looks
+};
+
+class Watched {
+public:
+    Watched(Device& d, const Work& work) : watch_(d.watch) { if (watch_) watch_->begin(work); }
+    ~Watched() { if (watch_) watch_->end(); }
+    Watched(const Watched&) = delete;
+private:
+    Watch* watch_;
 };
 
 // How a kernel is spread out. `threads` is a wish: the device answers with what it has (1 on the CPU build).
 struct Grid {
     unsigned blocks, threads;
     size_t shared_bytes;                               // dynamic shared memory a block, see shared_memory()
-    Where where;
+    Work work;
     Grid(long blocks, unsigned threads = 256, size_t shared_bytes = 0, Where at = Where::current())
-        : blocks(unsigned(blocks)), threads(std::min(threads, max_threads)), shared_bytes(shared_bytes), where(at) {
+        : blocks(unsigned(blocks)), threads(std::min(threads, max_threads)), shared_bytes(shared_bytes), work{at} {
         require(blocks >= 0 && blocks <= 0x7FFFFFFF, "launch: at most 2^31 - 1 blocks", at);
     }
     // Blocks that own about per_block neighbouring items each; see block_span().
     static Grid spans(long n, long per_block = 4096, unsigned threads = 256, Where at = Where::current()) {
         return Grid((n + per_block - 1) / per_block, threads, 0, at);
+    }
+    // Counts the memory of these views as moved.
+    template <class... Views> Grid moves(const Views&... views) const {
+        Grid g = *this;
+        ((g.work.bytes += double(views.count()) * double(sizeof *views.data)), ...);
+        return g;
     }
 };
 
@@ -51,13 +81,15 @@ template <class... Params, class... Args>
 void launch(Device& d, Grid g, void (*kernel)(Params...), Args... args) {
     if (g.blocks == 0) return;                         // an empty shard is not an error
     ++d.launches;
+    const Watched watched(d, g.work);
     if (d.dry) return;
 #if defined(__CUDACC__)
     if (g.shared_bytes > (48u << 10))
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(g.shared_bytes)), g.where);
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(g.shared_bytes)),
+              g.work.where);
     const unsigned threads = std::min(g.threads, d.threads);
     kernel<<<g.blocks, threads, g.shared_bytes, d.stream>>>(static_cast<Params>(args)...);
-    check(cudaGetLastError(), g.where);
+    check(cudaGetLastError(), g.work.where);
 #else
     run_grid(g.blocks, std::min(g.threads, d.threads), g.shared_bytes, d.team,
              [=] { kernel(static_cast<Params>(args)...); });

@@ -62,8 +62,10 @@ template <class T> __global__ void residual_kernel(T* y, const T* a, const T* b,
 template <class T> void activation_forward(Device& d, View<T> y, View<const T> in) {
     require(in.cols == y.cols || in.cols == 2 * y.cols, "activation: in is as wide as y, or twice as wide");
     require(in.dense() && y.dense() && in.rows == y.rows, "activation: the same rows, without gaps");
-    if (in.cols == y.cols) launch(d, Grid::spans(y.count()), gelu_forward_kernel<T>, y.data, in.data, y.count());
-    else launch(d, {y.rows}, swiglu_forward_kernel<T>, y.data, in.data, y.cols);
+    if (in.cols == y.cols)
+        launch(d, Grid::spans(y.count()).moves(y, in), gelu_forward_kernel<T>, y.data, in.data, y.count());
+    else
+        launch(d, Grid(y.rows).moves(y, in), swiglu_forward_kernel<T>, y.data, in.data, y.cols);
 }
 
 // din: like in, overwritten; it may be the memory of in.
@@ -72,16 +74,17 @@ template <class T> void activation_backward(Device& d, View<T> din, View<const T
     require_equal(din.count(), in.count(), "activation: sizes of din and in");
     require(din.dense() && dy.dense() && in.dense() && in.rows == dy.rows, "activation: the same rows, without gaps");
     if (in.cols == dy.cols)
-        launch(d, Grid::spans(dy.count()), gelu_backward_kernel<T>, din.data, dy.data, in.data, dy.count());
+        launch(d, Grid::spans(dy.count()).moves(din, dy, in), gelu_backward_kernel<T>, din.data, dy.data, in.data,
+               dy.count());
     else
-        launch(d, {dy.rows}, swiglu_backward_kernel<T>, din.data, dy.data, in.data, dy.cols);
+        launch(d, Grid(dy.rows).moves(din, dy, in), swiglu_backward_kernel<T>, din.data, dy.data, in.data, dy.cols);
 }
 
 // y = a + b, all (N, C); y may be a or b.
 template <class T> void residual(Device& d, View<T> y, View<const T> a, View<const T> b) {
     require(y.count() == a.count() && y.count() == b.count(), "residual: y, a and b of one size");
     require(y.dense() && a.dense() && b.dense(), "residual: rows without gaps");
-    launch(d, Grid::spans(y.count()), residual_kernel<T>, y.data, a.data, b.data, y.count());
+    launch(d, Grid::spans(y.count()).moves(y, a, b), residual_kernel<T>, y.data, a.data, b.data, y.count());
 }
 
 }  // namespace baretrain

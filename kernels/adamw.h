@@ -79,7 +79,10 @@ inline void decide(Device& d, View<StepState> s, View<const double> parts, View<
 
 // Master (where there is one), m, v and w of the span are overwritten, unless the step is skipped.
 template <class T> void adamw(Device& d, const AdamSpan<T>& span, View<const StepState> s) {
-    launch(d, Grid::spans(span.n, 16384), adamw_kernel<T>, span, s.data);
+    Grid grid = Grid::spans(span.n, 16384);
+    const size_t master = std::is_same_v<T, Real<T>> || !span.master ? 0 : 2 * sizeof(Real<T>);
+    grid.work.bytes = double(span.n) * double(2 * sizeof(T) + 5 * sizeof(Real<T>) + master);
+    launch(d, grid, adamw_kernel<T>, span, s.data);
 }
 
 }  // namespace baretrain

@@ -23,6 +23,13 @@ template <class T> struct AttentionInput {
     long window = 0;                                   // keys that a query sees at most, itself included; 0: all
 
     BT_HD long reach() const { return window > 0 ? window : k.rows; }
+    // Multiplications and additions of one product of all queries and keys that see each other, as if documents were
+    // equally long.
+    double products() const {
+        const double rows = double(k.rows) / double(std::max(1L, documents.cols - 1));
+        const double seen = std::min(rows, double(reach()));
+        return double(q.count()) * (seen * (seen + 1) / 2 + (rows - seen) * seen) / rows;
+    }
 };
 template <class T> struct AttentionGrad { View<T> dq, dk, dv; };   // shapes like q, k, v; overwritten
 
@@ -338,7 +345,8 @@ template <class T> void attention_forward(Device& d, View<T> out, View<Real<T>> 
     const long Q = few ? attention_few_queries : attention_queries;
     const size_t shared = attention_forward_bytes<Real<T>>(Q, D);
     attention_check_shared(d, D, shared);
-    const Grid grid((N + Q - 1) / Q * H, 256, shared);
+    Grid grid = Grid((N + Q - 1) / Q * H, 256, shared).moves(out, lse, in.q, in.k, in.v);
+    grid.work.flops = 2 * 2 * in.products();
     if (few) launch(d, grid, attention_forward_kernel<T, attention_few_queries>, out, lse.data, in);
     else launch(d, grid, attention_forward_kernel<T, attention_queries>, out, lse.data, in);
 }
@@ -366,9 +374,11 @@ void attention_backward(Device& d, const AttentionGrad<T>& g, View<const T> dout
     const size_t shared = attention_backward_bytes<Real<T>>(D);
     attention_check_shared(d, D, shared);
     Real<T>*sums = scratch.data, *delta = sums + N * H * D;
-    launch(d, {N}, attention_delta_kernel<T>, delta, dout, out, D);
+    launch(d, Grid(N).moves(dout, out), attention_delta_kernel<T>, delta, dout, out, D);
     const AttentionBackward<T> b{g, dout, lse.data, delta, sums};
-    launch(d, {(in.documents.cols - 1) * Hkv, 256, shared}, attention_backward_kernel<T>, b, in);
+    Grid grid = Grid((in.documents.cols - 1) * Hkv, 256, shared).moves(g.dq, g.dk, g.dv, dout, in.q, in.k, in.v);
+    grid.work.flops = 5 * 2 * in.products();
+    launch(d, grid, attention_backward_kernel<T>, b, in);
 }
 
 }  // namespace baretrain

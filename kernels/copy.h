@@ -14,7 +14,7 @@ template <class Out, class In> __global__ void copy_kernel(Out* y, const In* x, 
 template <class Out, class In> void copy(Device& d, View<Out> y, View<const In> x) {
     require_equal(y.rows, x.rows, "copy: rows of y and x");
     require_equal(y.cols, x.cols, "copy: columns of y and x");
-    launch(d, {x.rows}, copy_kernel<Out, In>, y.data, x.data, x.cols, y.stride, x.stride);
+    launch(d, Grid(x.rows).moves(y, x), copy_kernel<Out, In>, y.data, x.data, x.cols, y.stride, x.stride);
 }
 
 }  // namespace baretrain

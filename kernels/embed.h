@@ -57,15 +57,16 @@ void embed_forward(Device& d, View<T> x, View<const int> tokens, View<const T> w
     require_equal(wte.cols, x.cols, "embed: channels of wte and x");
     require(wpe.empty() || wpe.cols == x.cols, "embed: as many channels in wpe as in x");
     require_equal(tokens.cols, x.rows, "embed: one token a row");
-    launch(d, {x.rows}, embed_forward_kernel<T>, x.data, tokens.data, wte.data, positions.data, wpe.data, x.cols);
+    launch(d, Grid(x.rows).moves(x, x), embed_forward_kernel<T>, x.data, tokens.data, wte.data, positions.data,
+           wpe.data, x.cols);
 }
 
 // dw (V or T, C) is added to. dx: (N, C). runs: the rows of dx by token (for wte) or by position (for wpe).
 template <class T> void embed_backward(Device& d, View<Real<T>> dw, View<const T> dx, const RunViews& runs) {
     require_equal(dw.cols, dx.cols, "embed: channels of dw and dx");
     require(dw.dense() && dx.dense(), "embed: rows without gaps");
-    launch(d, {runs.keys.cols}, embed_backward_kernel<T>, dw.data, dx.data, runs.rows.data, runs.starts.data,
-           runs.keys.data, dx.cols);
+    launch(d, Grid(runs.keys.cols).moves(dx, dx), embed_backward_kernel<T>, dw.data, dx.data, runs.rows.data,
+           runs.starts.data, runs.keys.data, dx.cols);
 }
 
 }  // namespace baretrain

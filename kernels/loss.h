@@ -65,8 +65,8 @@ __global__ void cross_entropy_kernel(LogitGrad<T> g, Real<T>* logprob, const Rea
 template <class R>
 void logprobs_forward(Device& d, View<R> logprob, View<R> lse, View<const R> logits, View<const int> targets) {
     require_equal(targets.cols, logits.rows, "logprobs: one target a row");
-    launch(d, {logits.rows}, logprobs_forward_kernel<R>, logprob.data, lse.data, logits.data, targets.data, logits.cols,
-           logits.stride);
+    launch(d, Grid(logits.rows).moves(logits), logprobs_forward_kernel<R>, logprob.data, lse.data, logits.data,
+           targets.data, logits.cols, logits.stride);
 }
 
 // dlogits: (N, V), overwritten: weights[n] times the gradient of logprob[n]. weights: (1, N).
@@ -76,8 +76,8 @@ void logprobs_backward(Device& d, View<T> dlogits, View<const Real<T>> logits, V
     require_equal(dlogits.cols, logits.cols, "logprobs: classes of dlogits and logits");
     require_equal(weights.cols, logits.rows, "logprobs: one weight a row");
     const LogitGrad<T> g{dlogits.data, dlogits.stride};
-    launch(d, {logits.rows}, logprobs_backward_kernel<T>, g, logits.data, lse.data, targets.data, weights.data,
-           logits.cols, logits.stride);
+    launch(d, Grid(logits.rows).moves(dlogits, logits), logprobs_backward_kernel<T>, g, logits.data, lse.data,
+           targets.data, weights.data, logits.cols, logits.stride);
 }
 
 // Both at once, with one weight for all rows. logprob: (1, N) and dlogits: (N, V) are overwritten.
@@ -87,8 +87,8 @@ void cross_entropy(Device& d, View<T> dlogits, View<Real<T>> logprob, View<const
     require_equal(targets.cols, logits.rows, "cross_entropy: one target a row");
     require_equal(dlogits.cols, logits.cols, "cross_entropy: classes of dlogits and logits");
     const LogitGrad<T> g{dlogits.data, dlogits.stride};
-    launch(d, {logits.rows}, cross_entropy_kernel<T>, g, logprob.data, logits.data, targets.data, weight, logits.cols,
-           logits.stride);
+    launch(d, Grid(logits.rows).moves(dlogits, logits), cross_entropy_kernel<T>, g, logprob.data, logits.data,
+           targets.data, weight, logits.cols, logits.stride);
 }
 
 }  // namespace baretrain

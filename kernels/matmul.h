@@ -25,8 +25,11 @@ public:
     static std::string engine();                       // what float products use, and what bf16 and double use
     double flops() const { return flops_; }            // 2 M N K over all calls, also dry ones
 
-    template <class Out, class In> void multiply(Device& d, const Product<Out, In>& p) {
-        flops_ += 2.0 * double(p.M) * double(p.N) * double(p.K);
+    template <class Out, class In> void multiply(Device& d, const Product<Out, In>& p, Where at = Where::current()) {
+        const double flops = 2.0 * double(p.M) * double(p.N) * double(p.K);
+        const double bytes = double((p.a.count() + p.b.count()) * long(sizeof(In)) + p.y.count() * long(sizeof(Out)));
+        flops_ += flops;
+        const Watched watched(d, {at, bytes, flops});
         if (d.dry || p.y.empty()) return;
         if (p.K > 0) dispatch(d, p);
         else if (!p.add()) start_rows(d, p.y, p.bias);
@@ -91,7 +94,7 @@ template <class T> View<T> with_sane_stride(View<T> v) {
 
 template <class Out, class In>
 void matmul(Matmul& m, Device& d, View<Out> y, View<const In> a, View<const std::type_identity_t<In>> b,
-            View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}) {
+            View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}, Where at = Where::current()) {
     static_assert(std::is_same_v<Out, In> || std::is_same_v<Out, Real<In>>, "matmul: y has the type of a, or its Real");
     const long M = o.transpose_a ? a.cols : a.rows, K = o.transpose_a ? a.rows : a.cols;
     const long N = o.transpose_b ? b.rows : b.cols;
@@ -103,13 +106,14 @@ void matmul(Matmul& m, Device& d, View<Out> y, View<const In> a, View<const std:
         require_equal(bias.rows, 1, "matmul: rows of bias and 1");
         require(o.write == Write::over, "matmul: no bias when adding to y");
     }
-    m.multiply(d, Product<Out, In>{with_sane_stride(y), with_sane_stride(a), with_sane_stride(b), bias, o, M, N, K});
+    const Product<Out, In> product{with_sane_stride(y), with_sane_stride(a), with_sane_stride(b), bias, o, M, N, K};
+    m.multiply(d, product, at);
 }
 template <class Out, class In>
     requires(!std::is_const_v<In>)
 void matmul(Matmul& m, Device& d, View<Out> y, View<In> a, View<const std::type_identity_t<In>> b,
-            View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}) {
-    matmul<Out, In>(m, d, y, View<const In>(a), b, bias, o);
+            View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}, Where at = Where::current()) {
+    matmul<Out, In>(m, d, y, View<const In>(a), b, bias, o, at);
 }
 
 }  // namespace baretrain

@@ -105,7 +105,7 @@ template <class T>
 void norm_forward(Device& d, View<T> y, View<Real<T>> stats, View<const T> x, const NormWeights<T>& n) {
     require_equal(y.cols, x.cols, "norm: columns of y and x");
     require_equal(stats.count(), 2 * norm_rows(x, n), "norm: two statistics a row");
-    launch(d, {norm_rows(x, n)}, norm_forward_kernel<T>, y, stats.data, x, n);
+    launch(d, Grid(norm_rows(x, n)).moves(y, stats, x), norm_forward_kernel<T>, y, stats.data, x, n);
 }
 
 // dx, dy, x: (N, G*C).
@@ -114,7 +114,7 @@ void norm_backward_input(Device& d, NormInputGrad<T> dx, View<const T> dy, View<
                          const NormWeights<T>& n) {
     require_equal(dx.dx.cols, x.cols, "norm: columns of dx and x");
     require_equal(dy.cols, x.cols, "norm: columns of dy and x");
-    launch(d, {norm_rows(x, n)}, norm_backward_kernel<T>, dx, dy, x, stats.data, n);
+    launch(d, Grid(norm_rows(x, n)).moves(dx.dx, dy, x, stats), norm_backward_kernel<T>, dx, dy, x, stats.data, n);
 }
 
 template <class T> struct NormGrads {
@@ -129,7 +129,7 @@ void norm_backward_weight(Device& d, const NormGrads<T>& g, View<const T> dy, Vi
     const long P = parts.rows / 2;
     require_equal(P, column_sum_parts(x.rows * (x.cols / g.w.cols)), "norm: scratch for the parts");
     const View<Real<T>> dw = parts.row_range(0, P), db = parts.row_range(P, P);
-    launch(d, {P}, norm_weight_parts_kernel<T>, dw, db, dy, x, stats.data);
+    launch(d, Grid(P).moves(dy, x, stats, parts), norm_weight_parts_kernel<T>, dw, db, dy, x, stats.data);
     add_parts(d, g.w, View<const Real<T>>(dw), g.write);
     if (!g.b.empty()) add_parts(d, g.b, View<const Real<T>>(db), g.write);
 }

@@ -27,7 +27,7 @@ template <class R> __global__ void add_parts_kernel(R* sum, const R* parts, long
 }
 template <class R> void add_parts(Device& d, View<R> sum, View<const R> parts, Write write) {
     require_equal(sum.count(), parts.cols, "add_parts: columns of sum and parts");
-    const Grid grid = Grid::spans(parts.cols, 64, 64);
+    const Grid grid = Grid::spans(parts.cols, 64, 64).moves(sum, parts);
     launch(d, grid, add_parts_kernel<R>, sum.data, parts.data, parts.rows, parts.cols, write);
 }
 
@@ -44,14 +44,15 @@ template <class R> __global__ void square_parts_kernel(double* parts, const R* x
 template <class T>
 void column_sums(Device& d, View<Real<T>> sum, View<const T> x, View<Real<T>> parts, Write write) {
     require_equal(parts.rows, column_sum_parts(x.rows), "column_sums: scratch for the parts");
-    launch(d, {parts.rows}, column_sum_parts_kernel<T>, parts.data, x.data, x.rows, x.cols, x.stride);
+    launch(d, Grid(parts.rows).moves(parts, x), column_sum_parts_kernel<T>, parts.data, x.data, x.rows, x.cols,
+           x.stride);
     add_parts(d, sum, View<const Real<T>>(parts), write);
 }
 
 // parts: (1, square_parts(n)), overwritten; their sum, taken in order, is the sum of squares of x (1, n).
 template <class R> void sum_squares(Device& d, View<double> parts, View<const R> x) {
     require_equal(parts.count(), square_parts(x.count()), "sum_squares: one part a span");
-    launch(d, {parts.count()}, square_parts_kernel<R>, parts.data, x.data, x.count());
+    launch(d, Grid(parts.count()).moves(x), square_parts_kernel<R>, parts.data, x.data, x.count());
 }
 
 }  // namespace baretrain
