@@ -1,11 +1,12 @@
 // commands.h - what the program does besides training: a function a command, and the words that it prints.
-// Copy with: gradcheck.h, plan.h, doctor.h and what they name
+// Copy with: gradcheck.h, plan.h, doctor.h, trace.h and what they name
 // The training step stands in train_gpt.cu. What needs it is handed it: gradients(trainer, micro-batches, trained) or
 // step(trainer, micro-batches).
 #pragma once
 #include "doctor.h"
 #include "gradcheck.h"
 #include "plan.h"
+#include "trace.h"
 #include <chrono>
 #include <cstdio>
 #include <filesystem>

@@ -9,6 +9,7 @@
 #include "device/types.h"
 #include "device/view.h"
 #include "device/random.h"
+#include "device/watch.h"
 #if defined(__CUDACC__)
 #include "device/cuda.h"
 #elif defined(BT_SIMT)
@@ -21,20 +22,6 @@
 
 namespace baretrain {
 
-// A piece of work at a door, a launch or a product: where in the source, how many bytes it must move at least (each
-// read or written once), and how many operations its products take.
-struct Work {
-    Where where;
-    double bytes = 0, flops = 0;
-};
-
-// Told before and after each piece, on dry devices too. Pieces may nest: a product may be made of launches.
-struct Watch {
-    virtual ~Watch() = default;
-    virtual void begin(const Work&) = 0;
-    virtual void end() = 0;
-};
-
 // Where one rank's kernels run. `dry`: nothing runs and nothing is touched, launches are only counted (plan).
 struct Device {
     int index = 0;                                     // CUDA device number
@@ -44,6 +31,8 @@ struct Device {
     bool dry = false;
     long launches = 0;
     Watch* watch = nullptr;                            // not owned; null: nobody looks
+
+    void mark(Mark what, long index, double bytes = 0) const { if (watch) watch->mark(what, index, bytes); }
 };
 
 class Watched {
@@ -102,6 +91,10 @@ inline void copy_bytes(Device& d, void* to, const void* from, size_t bytes) {
 }
 inline void zero_bytes(Device& d, void* p, size_t bytes) {
     if (bytes && !d.dry) device_zero(p, bytes, d.stream);
+}
+// Until all that was started is done; at once on CPU builds.
+inline void wait(Device& d) {
+    if (!d.dry) device_wait(d.stream);
 }
 template <class T> void zero(Device& d, View<T> v) {
     require(v.dense(), "zero: rows without gaps");

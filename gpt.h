@@ -37,6 +37,8 @@ public:
         require(all_in(tokens, 0, shape_.vocab), "rows: every token is below the vocabulary");
         require(all_in(targets, ignored, shape_.vocab), "rows: every target is below the vocabulary, or -1");
         require(all_in(positions, 0, longest_), "rows: every position is below the longest sequence");
+        const size_t numbers = tokens.size() + targets.size() + positions.size() + documents.size();
+        const Watched watched(d, {Where::current(), double(numbers * sizeof(int)), 0, Lane::data});
         next_ = 0;
         RowViews rows{put(d, tokens), put(d, targets), put(d, positions), put(d, documents), {}, {}};
         if (!targets.empty()) rows.by_token = put(d, Runs(tokens, shape_.vocab));

@@ -36,16 +36,23 @@ private:
     bool open_ = true;
 };
 
+// Whoever watches the device hears of leases. No device: nobody does.
+template <class T> void tell(const Device* d, Mark what, const Params& params, int unit) {
+    if (d) d->mark(what, unit, double(params.unit_size(unit)) * double(sizeof(T)));
+}
+
 template <class T> class WeightStore {
 public:
-    explicit WeightStore(const Params& params) : params_(params) {}
+    explicit WeightStore(const Params& params, const Device* device = nullptr) : params_(params), device_(device) {}
     virtual ~WeightStore() = default;
     Lease<T> gather(int unit, Where at = Where::current()) {
+        tell<T>(device_, Mark::gather, params_, unit);
         return {params_.bind(unit, whole(unit)), unit, Write::over, at};
     }
     void release(Lease<T>& w, Where at = Where::current()) {
         w.hand_back(at);
         let_go(w.unit);
+        tell<T>(device_, Mark::release, params_, w.unit);
     }
     virtual View<T> owned(int unit) = 0;               // the part that this rank's optimizer updates, (1, n)
     virtual void publish(int unit) = 0;                // the optimizer has written owned(unit)
@@ -53,14 +60,17 @@ protected:
     virtual View<T> whole(int unit) = 0;
     virtual void let_go(int unit) = 0;
     const Params& params_;
+    const Device* device_;
 };
 
 template <class G> class GradStore {
 public:
-    explicit GradStore(const Params& params) : params_(params), opened_(size_t(params.units()), false) {}
+    explicit GradStore(const Params& params, const Device* device = nullptr)
+        : params_(params), device_(device), opened_(size_t(params.units()), false) {}
     virtual ~GradStore() = default;
     void begin_step() { opened_.assign(opened_.size(), false); }
     Lease<G> open(int unit, Where at = Where::current()) {
+        tell<G>(device_, Mark::open, params_, unit);
         const Write write = opened_[size_t(unit)] ? Write::add : Write::over;
         opened_[size_t(unit)] = true;
         return {params_.bind(unit, whole(unit)), unit, write, at};
@@ -68,6 +78,7 @@ public:
     void hand_over(Lease<G>& g, Where at = Where::current()) {
         g.hand_back(at);
         absorb(g.unit);
+        tell<G>(device_, Mark::hand_over, params_, g.unit);
     }
     virtual void finish(int unit) = 0;                 // all micro-batches are in
     virtual View<G> owned(int unit) = 0;               // the sum, where this rank's optimizer reads it, (1, n)
@@ -75,6 +86,7 @@ protected:
     virtual View<G> whole(int unit) = 0;
     virtual void absorb(int unit) = 0;
     const Params& params_;
+    const Device* device_;
 private:
     std::vector<bool> opened_;
 };
@@ -89,7 +101,8 @@ template <class T> std::vector<View<T>> take_units(Arena& arena, const Params& p
 // One rank holds everything: every call is a pointer.
 template <class T> class WholeWeights final : public WeightStore<T> {
 public:
-    WholeWeights(Arena& arena, const Params& params) : WeightStore<T>(params), units_(take_units<T>(arena, params)) {}
+    WholeWeights(Arena& arena, const Params& params, const Device* device = nullptr)
+        : WeightStore<T>(params, device), units_(take_units<T>(arena, params)) {}
     View<T> owned(int unit) override { return units_[size_t(unit)]; }
     void publish(int) override {}
 protected:
@@ -101,7 +114,8 @@ private:
 
 template <class G> class WholeGrads final : public GradStore<G> {
 public:
-    WholeGrads(Arena& arena, const Params& params) : GradStore<G>(params), units_(take_units<G>(arena, params)) {}
+    WholeGrads(Arena& arena, const Params& params, const Device* device = nullptr)
+        : GradStore<G>(params, device), units_(take_units<G>(arena, params)) {}
     void finish(int) override {}
     View<G> owned(int unit) override { return units_[size_t(unit)]; }
 protected:

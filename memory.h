@@ -43,7 +43,7 @@ public:
         require(rows >= 0 && cols >= 0 && stride >= cols, "arena: sizes are not negative", at);
         const size_t begin = top_;
         top_ += (size_t(rows) * size_t(stride) * sizeof(T) + 255) / 256 * 256;
-        peak_ = std::max(peak_, top_);
+        peak_ = std::max(peak_, top_), high_ = std::max(high_, top_);
         if (scratch_ == 0 && !parts_.empty()) parts_.back().bytes += top_ - begin;
         if (dry_) return {nullptr, rows, cols, stride};
         if (top_ > buffer_.bytes())
@@ -52,6 +52,8 @@ public:
         return {reinterpret_cast<T*>(static_cast<char*>(buffer_.data()) + begin), rows, cols, stride};
     }
     size_t peak() const { return peak_; }
+    size_t bytes() const { return buffer_.bytes(); }
+    size_t high() { return std::exchange(high_, top_); }   // the most in use since this was last asked
     // From here on takes count under this name, but for those of a Scratch.
     Arena& part(const char* name) {
         parts_.push_back({name});
@@ -63,7 +65,7 @@ private:
     friend class Scratch;
     Buffer buffer_;
     bool dry_ = true;
-    size_t top_ = 0, peak_ = 0;
+    size_t top_ = 0, peak_ = 0, high_ = 0;
     int scratch_ = 0;                                  // how many are open
     std::vector<ArenaPart> parts_;
 };

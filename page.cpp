@@ -170,6 +170,7 @@ std::string RunPage::html() const {
             chart("Gradient norm before clipping", {{"", "train", points, &Point::grad_norm}}) +
             chart("Learning rate", {{"", "train", points, &Point::lr}}) +
             chart("Tokens per second", {{"", "train", points, &Point::tokens_per_s}});
+    page += trace;
     if (!samples.empty()) page += "<h2>Latest samples</h2>\n";
     for (size_t i = samples.size(); i-- > 0 && i + 5 >= samples.size();)
         page += format("<h3>step %ld</h3><pre>", samples[i].first) + escape(samples[i].second) + "</pre>\n";

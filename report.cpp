@@ -175,6 +175,12 @@ void RunFolder::sample(long step, const std::string& text) {
     page_.samples.emplace_back(step, json::parse(line)["text"].get<std::string>());   // UTF-8 now
 }
 
+void RunFolder::trace(const std::string& json, const std::string& html) {
+    page_.trace = html;
+    write_whole(file("trace.json"), json);
+    write_html();
+}
+
 void RunFolder::write_html() const { write_whole(file("run.html"), page_.html()); }
 
 RunFolder::Lock::~Lock() { if (file >= 0) close(file); }

@@ -41,6 +41,7 @@ public:
     void log(const StepLog& log);   // one line, written when it returns; steps only grow, or come again
                                     // with more in them (val_loss): then the line is replaced
     void sample(long step, const std::string& text);
+    void trace(const std::string& json, const std::string& html);   // trace.json, and a picture for run.html
     void write_html() const;
     bool stop_requested() const;                       // somebody made a file `stop` in the folder
 private:

@@ -81,6 +81,7 @@ public:
 
     void update(Device& d, GradStore<R>& grads, View<const StepState> step) {
         for (int u = 0; u < params_.units(); ++u) {
+            d.mark(Mark::update, u);
             const size_t i = size_t(u);
             for (const OptimizerSpan& s : params_.spans(u))
                 adamw<T>(d, {weights_.owned(u).data + s.offset, master_.empty() ? nullptr : master_[i].data + s.offset,

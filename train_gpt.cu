@@ -23,6 +23,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
 
     t.grads.begin_step();
     for (size_t i = 0; i < micros.size(); ++i) {
+        t.device.mark(Mark::micro, long(i));
         const Rows& m = micros[i];
         const RowViews rows = t.rows.upload(t.device, m.tokens, m.targets, m.positions, m.documents);
         Scratch s(c.scratch);
@@ -94,6 +95,8 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
 }
 
 template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data) {
+    const double bytes = 3 * sizeof(int) * double(t.config.tokens_per_step);   // tokens, targets, positions
+    const Watched reading(t.device, {Where::current(), bytes, 0, Lane::data});
     std::vector<Rows> micros;
     const RankShare share{t.config.batch};
     for (long i = 0; i < t.micro_batches(); ++i)
@@ -151,14 +154,39 @@ template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus) {
     return f;
 }
 
+// Watches steps 2 to N + 1 of this process (the first warms up; an only one is watched), and what belongs to them:
+// evaluation, sample and checkpoint.
+template <class T> class Tracing {
+public:
+    explicit Tracing(Trainer<T>& t)
+        : t_(t), first_(std::min(t.step + 2, t.config.steps)), last_(first_ + t.config.trace - 1),
+          trace_({t.config.clock == "wall", t.config.clock_flops, t.config.clock_bytes},
+                 [&t] { return wait(t.device), t.arena.high(); }) {}
+    ~Tracing() { t_.device.watch = nullptr; }
+    void begin(long step) {
+        t_.device.watch = step >= first_ && step <= last_ ? &trace_ : nullptr;
+        if (t_.device.watch) trace_.step(step);
+    }
+    void end(long step, bool stop, RunFolder& run) const {
+        if (t_.device.watch && (step == last_ || stop))
+            run.trace(trace_json({&trace_}), trace_svg({&trace_}, t_.arena.bytes()));
+    }
+private:
+    Trainer<T>& t_;
+    long first_, last_;
+    Trace trace_;
+};
+
 template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run) {
     const Config& c = t.config;
     const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
     std::printf("%s\n", log_header().c_str());
     Progress progress{"training", t.step};
+    Tracing<T> tracing(t);
     bool stop = false;
     while (t.step < c.steps && !stop) {
+        tracing.begin(t.step + 1);
         const auto begin = Clock::now();
         const StepResult r = train_step(t, next_rows(t, train));
         const double s = seconds_since(begin);
@@ -192,6 +220,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
             show_text(text + "\n----\n");
             run.sample(t.step, text);
         }
+        tracing.end(t.step, stop || t.step == c.steps, run);
         if (evaluated || stop || t.step == c.steps || due(c.log_every)) run.write_html();
         std::fflush(stdout);
     }

@@ -41,7 +41,7 @@ template <class T> struct Trainer {
 
     Trainer(const Config& config, const Params& params, Arena& arena)
         : config(config), params(params), device{.dry = arena.dry()}, matmul(device), arena(arena),
-          weights(arena.part("weights"), params), grads(arena.part("gradients"), params),
+          weights(arena.part("weights"), params, &device), grads(arena.part("gradients"), params, &device),
           optimizer(arena.part("optimizer"), params, weights, config.master != "none"),
           rows(arena.part("step"), params.shape(), micro_rows(), config.seq),
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
@@ -108,6 +108,9 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
     parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
     parts.state = t.optimizer.sources(t.device);
     parts.trainer = {t.step, t.position, t.tokens, identity(t.config, corpus)};
+    const size_t kept = parts.state.size() / t.params.rows().size();   // by the optimizer: moments, perhaps a master
+    const double bytes = double(t.params.shape().parameters()) * double(sizeof(T) + kept * sizeof(Real<T>));
+    const Watched saving(t.device, {Where::current(), bytes, 0, Lane::save});
     return save_checkpoint(run, parts, t.config.keep);
 }
 

@@ -58,6 +58,7 @@ inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t s
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
     check(cudaStreamSynchronize(stream));
 }
+inline void device_wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream)); }
 inline void device_zero(void* p, size_t bytes, cudaStream_t stream) { check(cudaMemsetAsync(p, 0, bytes, stream)); }
 
 }  // namespace baretrain

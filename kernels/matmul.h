@@ -29,7 +29,7 @@ public:
         const double flops = 2.0 * double(p.M) * double(p.N) * double(p.K);
         const double bytes = double((p.a.count() + p.b.count()) * long(sizeof(In)) + p.y.count() * long(sizeof(Out)));
         flops_ += flops;
-        const Watched watched(d, {at, bytes, flops});
+        const Watched watched(d, {at, bytes, flops, Lane::compute, p.M, p.K, p.N});
         if (d.dry || p.y.empty()) return;
         if (p.K > 0) dispatch(d, p);
         else if (!p.add()) start_rows(d, p.y, p.bias);

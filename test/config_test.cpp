@@ -77,8 +77,8 @@ TEST_CASE("commands and keys without code behind them are refused as not built")
     CHECK(refusal({"report"}).starts_with("report: not built yet"));
     CHECK(refusal({"--tp", "2"}) == "--tp 2: not built yet; only 1 works so far");
     CHECK(refusal({"--tp", "1"}) == "accepted");
-    CHECK(refusal({"--explain"}) == "--explain true: not built yet; only false works so far");
-    CHECK(refusal({"--explain", "false"}) == "accepted");
+    CHECK(refusal({"--ledger"}) == "--ledger true: not built yet; only false works so far");
+    CHECK(refusal({"--ledger", "false"}) == "accepted");
     CHECK(refusal({"--replay", "3"}) == "--replay 3: not built yet");
     const TempFolder folder;
     const std::string four = folder.put("a.toml", "ranks = 4");

@@ -1,0 +1,32 @@
+// watch.h - who is told what a rank does: work at the doors (a launch, a product, ...), and marks between them.
+// Copy with: device/error.h
+#pragma once
+#include "device/error.h"
+
+namespace baretrain {
+
+// Where a rank is busy: with kernels, between ranks, from the data to its device, from its device to files.
+enum class Lane { compute, wire, data, save };
+
+// A piece of work at a door: where in the source, how many bytes it must move at least (each read or written once), and
+// how many operations its products take. Of a matrix product its sizes: (rows, inner) by (inner, cols).
+struct Work {
+    Where where;
+    double bytes = 0, flops = 0;
+    Lane lane = Lane::compute;
+    long rows = 0, inner = 0, cols = 0;
+};
+
+// No work, but what the work behind it is for: micro-batch i begins; the weights (gather, release) or the gradients
+// (open, hand_over) of unit i are leased and given back; the optimizer comes to unit i.
+enum class Mark { none, micro, gather, release, open, hand_over, update };
+
+// Told before and after each piece, on dry devices too. Pieces may nest: a product may be made of launches.
+struct Watch {
+    virtual ~Watch() = default;
+    virtual void begin(const Work&) = 0;
+    virtual void end() = 0;
+    virtual void mark(Mark, long, double) {}           // i, and the bytes of what is leased
+};
+
+}  // namespace baretrain
