@@ -274,11 +274,19 @@ inline int export_model(const Config& c) {
     return 0;
 }
 
+// ---- report ---------------------------------------------------------------------------------------------------------
+inline int report(const Config& c) {
+    const std::string page = write_report(c.inputs, c.output);
+    std::printf("%s: the page of %zu run%s\n", page.c_str(), c.inputs.size(), c.inputs.size() == 1 ? "" : "s");
+    return 0;
+}
+
 // ---- all of them ----------------------------------------------------------------------------------------------------
 template <class Gradients, class Step> int other_command(const Config& c, Gradients gradients, Step step) {
     const std::string& name = c.command;
     if (name == "doctor") return print_findings();
     if (name == "tokenize") return tokenize(c);
+    if (name == "report") return report(c);
     if (name == "export") return export_model(c);
     if (name == "plan") return with_type(c.dtype, [&](auto type) { return print_plan<decltype(type)>(c, step); });
     device_name(0);                                    // a CUDA build without a device says so before anything else

@@ -87,17 +87,18 @@ struct CommandLine {
     std::vector<std::string> inputs = {};
 };
 
+// What stands on the line of a command without a flag; null: nothing.
+const char* inputs_of(const std::string& command) {
+    return command == "tokenize" ? " IN..." : command == "report" ? " RUN..." : nullptr;
+}
+
 CommandLine read_command_line(std::vector<std::string> words) {
     CommandLine line;
     if (!words.empty() && !words[0].starts_with('-')) {
         line.command = words[0];
         words.erase(words.begin());
-        if (std::count(later_commands.begin(), later_commands.end(), line.command))
-            throw Usage(line.command, ": not built yet; built are ", joined(commands));
-        std::vector<std::string> known = commands;
-        known.insert(known.end(), later_commands.begin(), later_commands.end());
         if (!std::count(commands.begin(), commands.end(), line.command))
-            throw Usage(line.command, ": no such command; the nearest is ", nearest(line.command, known));
+            throw Usage(line.command, ": no such command; the nearest is ", nearest(line.command, commands));
     }
     CLI::App app;
     app.set_help_flag();
@@ -118,7 +119,7 @@ CommandLine read_command_line(std::vector<std::string> words) {
     for (const Later& l : later_keys) add(l.name, truths.count(l.neutral) > 0);
     for (size_t i = 0; i < words.size(); ++i) {        // a boolean that stands alone is true
         const std::string next = i + 1 < words.size() ? words[i + 1] : "--";
-        if (booleans.count(words[i]) && (next.starts_with('-') || (line.command == "tokenize" && !truths.count(next))))
+        if (booleans.count(words[i]) && (next.starts_with('-') || (inputs_of(line.command) && !truths.count(next))))
             words.insert(words.begin() + long(i) + 1, "true");
     }
     try {
@@ -131,7 +132,7 @@ CommandLine read_command_line(std::vector<std::string> words) {
     }
     for (const std::string& word : app.remaining()) {
         const std::string flag = word.substr(0, word.find('='));
-        if (!word.starts_with('-') && line.command == "tokenize") line.inputs.push_back(word);
+        if (!word.starts_with('-') && inputs_of(line.command)) line.inputs.push_back(word);
         else if (!word.starts_with('-')) throw Usage(word, ": expected a flag, which starts with --");
         else unknown(flag, flag.substr(std::min(flag.find_first_not_of('-'), flag.size())), true);
     }
@@ -237,6 +238,8 @@ void require_given(const Config& c, const Values& values) {
     need(tokenize, c.train_vocab > 0 || values.count("tokenizer"), "a tokenizer; give --tokenizer T");
     const bool stream = c.lines || c.decode;           // standard input to standard output
     need(tokenize, stream || !c.inputs.empty(), "texts; name files or folders");
+    need(report, !c.inputs.empty(), "runs; name their folders");
+    need(report, c.inputs.size() <= 1 || !c.output.empty(), "a place for the page of several runs; give -o F");
     need(tokenize, stream || !c.output.empty(), "a place for the result; give -o F");
     const int ways = c.lines + c.decode + (c.train_vocab > 0);
     need(tokenize, ways <= 1, "one of --lines, --decode and --train-vocab at most");
@@ -260,7 +263,7 @@ Config build(const CommandLine& line, const Values& values) {
             fail(given->second.subject, ": ", c.model, "/config.json says ", before);
     }
     require_given(c, values);
-    if (c.command == "doctor" || c.command == "tokenize") return c;
+    if (c.command == "doctor" || inputs_of(c.command)) return c;
     resolve_shape(c, values, start);
     resolve_run(c, values);
     return c;
@@ -275,9 +278,9 @@ std::string flag_line(const std::string& flag, const std::string& value, const s
 }
 
 std::string help_text(const std::string& command, bool all) {
-    std::string text = "train_gpt [" + joined(commands) + "] [--flag value ...]    train is the default\n" +
-                       "Not built yet: " + joined(later_commands) + ".\n\nFlags of " + command +
-                       (command == "tokenize" ? " IN..." : "") + ", each with its default:\n";
+    const char* const inputs = inputs_of(command);
+    std::string text = "train_gpt [" + joined(commands) + "] [--flag value ...]    train is the default\n\nFlags of " +
+                       command + (inputs ? inputs : "") + ", each with its default:\n";
     Config c = command == "train" || command == "plan" ? build({command}, {}) : Config{};
     for (const auto& [group, rows] : table(c)) {
         std::string lines;

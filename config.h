@@ -52,7 +52,7 @@ struct Config {
     long top_k = 0;                                    // 0: off
     double top_p = 1.0;                                // 1: off
 
-    std::vector<std::string> inputs;                   // tokenize IN...: the one thing that is no key
+    std::vector<std::string> inputs;                   // tokenize IN..., report RUN...: what is no key
     std::string ids, output, special = "ordinary";     // output: -o too; special: parse, ordinary
     bool json = false, lines = false, decode = false, add_special_tokens = false;
     long train_vocab = 0;                              // 0: off

@@ -146,6 +146,12 @@ long available_memory(const std::string& root) {
     return std::min(free ? free : total_memory(root), left_in_groups(root));
 }
 
+long resident_memory(const std::string& root) {
+    const fs::path file = root + "/proc/self/status";
+    const std::string own = field(file, "RssAnon"), shared = field(file, "RssShmem");
+    return own.empty() ? -1 : (number_of(own) + number_of(shared)) * 1024;
+}
+
 std::string cpu_model(const std::string& root) {
     for (const char* key : {"model name", "Model", "CPU implementer"})
         if (const std::string s = field(root + "/proc/cpuinfo", key); !s.empty()) return s;

@@ -20,6 +20,7 @@ std::vector<Finding> examine(const Engines& engines, const std::string& root = "
 // Bytes that can still be allocated: what is free, or what control groups leave if that is less. Page cache is free.
 long available_memory(const std::string& root = "");
 long total_memory(const std::string& root = "");
+long resident_memory(const std::string& root = "");    // RssAnon and RssShmem of this process; -1: not known here
 
 std::string cpu_model(const std::string& root = "");
 std::string vector_extensions(const std::string& root = "");   // those that matter, e.g. "avx2 avx512_bf16"

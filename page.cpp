@@ -4,11 +4,15 @@
 #include "files.h"
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <sstream>
 
 namespace baretrain {
 
 namespace {
+
+using Runs = std::span<const RunPage>;
+using Point = RunPage::Point;
 
 std::string escape(const std::string& text) {
     std::string out;
@@ -24,13 +28,8 @@ std::string escape(const std::string& text) {
     return out;
 }
 
-struct Curve {
-    const char *name, *style;                          // a CSS class
-    const std::vector<RunPage::Point>& points;
-    double RunPage::Point::*value;
-};
-
-// From a to b in pixels; ticks at multiples of 1, 2 or 5 times a power of ten.
+// ---- charts ---------------------------------------------------------------------------------------------------------
+// From low to high in thousandths of the plot; ticks at multiples of 1, 2 or 5 times a power of ten.
 struct Axis {
     double low = INFINITY, high = -INFINITY, from, to;
     void include(double v) {
@@ -53,14 +52,19 @@ struct Axis {
     }
 };
 
+std::string tick_text(double v) {
+    const double size = std::fabs(v);
+    return size < 1e4 || size >= 1e9 ? format("%g", v) : size < 1e6 ? format("%gk", v / 1e3) : format("%gM", v / 1e6);
+}
+
 // At most 1,000 points: of each stretch the lowest and highest, so that a spike is seen. What is not finite is a gap.
 std::string svg_path(const Curve& curve, const Axis& x, const Axis& y) {
     const size_t n = curve.points.size(), stretch = n <= 1000 ? 1 : (n + 499) / 500;
     std::string path;
     bool pen_up = true;
-    const auto value = [&](size_t i) { return curve.points[i].*curve.value; };
+    const auto value = [&](size_t i) { return curve.points[i].second; };
     const auto draw = [&](size_t i) {
-        path += format(pen_up ? "M%.1f %.1fh0" : "L%.1f %.1f", x.at(curve.points[i].step), y.at(value(i)));
+        path += format(pen_up ? "M%.1f %.1fh0" : "L%.1f %.1f", x.at(curve.points[i].first), y.at(value(i)));
         pen_up = false;
     };
     for (size_t begin = 0; begin < n; begin += stretch) {
@@ -79,102 +83,283 @@ std::string svg_path(const Curve& curve, const Axis& x, const Axis& y) {
     return path;
 }
 
-std::string chart(const std::string& title, const std::vector<Curve>& curves) {
-    Axis x{.from = 64, .to = 708}, y{.from = 224, .to = 12};
-    std::string legend;
-    for (const Curve& curve : curves) {
-        for (const auto& p : curve.points)
-            if (std::isfinite(p.*curve.value)) x.include(p.step), y.include(p.*curve.value);
-        if (curves.size() > 1 && !curve.points.empty())
-            legend += format(" <span class=\"%s\">&#9632; %s</span>", curve.style, curve.name);
+// ---- tables ---------------------------------------------------------------------------------------------------------
+enum class Rows { all, different };
+
+// A column a run, its cells HTML; a row for each name that some column has, in the order of its first appearance.
+std::string table(Runs runs, const std::vector<Texts>& columns, Rows which, const char* style = "") {
+    std::vector<std::string> names;
+    std::map<std::string, std::vector<std::string>> rows;
+    for (size_t run = 0; run < columns.size(); ++run)
+        for (const auto& [name, cell] : columns[run]) {
+            const auto [row, fresh] = rows.try_emplace(name, columns.size(), "&ndash;");
+            if (fresh) names.push_back(name);
+            row->second[run] = cell;
+        }
+    std::string text = concat("<div class=\"scroll\"><table class=\"", style, "\">");
+    if (runs.size() > 1) text += "<tr><th></th>";
+    for (size_t run = 0; run < runs.size() && runs.size() > 1; ++run)
+        text += concat("<th><b class=\"color-", run % 6, "\">&#9632;</b> ", escape(runs[run].name), "</th>");
+    if (runs.size() > 1) text += "</tr>";
+    for (const std::string& name : names) {
+        const std::vector<std::string>& cells = rows.at(name);
+        const bool same = std::count(cells.begin(), cells.end(), cells[0]) == long(cells.size());
+        if (same && which == Rows::different) continue;
+        text += "<tr><td>" + escape(name) + "</td>";
+        for (const std::string& cell : cells) text += "<td>" + cell + "</td>";
+        text += "</tr>\n";
     }
-    const std::string head = "<figure><figcaption>" + title + legend + "</figcaption>";
-    if (y.empty()) return head + "<p>nothing to draw yet</p></figure>\n";
-    x.widen(), y.widen();
-    std::string svg = head + "<svg viewBox=\"0 0 720 252\" role=\"img\" aria-label=\"" + title + " by step\">";
-    for (double v : y.ticks())
-        svg += format("<path class=\"grid\" d=\"M64 %.1fH708\"/>", y.at(v)) +
-               format("<text x=\"58\" y=\"%.1f\" text-anchor=\"end\">%g</text>", y.at(v) + 4, v);
-    for (double v : x.ticks())
-        if (v == std::floor(v))
-            svg += format("<path class=\"grid\" d=\"M%.1f 224v5\"/>", x.at(v)) +
-                   format("<text x=\"%.1f\" y=\"244\" text-anchor=\"middle\">%.0f</text>", x.at(v), v);
-    svg += "<path class=\"axis\" d=\"M64 12V224H708\"/>";
-    for (const Curve& curve : curves)
-        svg += concat("<path class=\"curve ", curve.style, "\" d=\"", svg_path(curve, x, y), "\"/>");
-    return svg + "</svg></figure>\n";
+    return text + "</table></div>\n";
 }
 
-// The lines of a TOML file as a table; what stands behind a value (where it came from) stays with it.
-std::string config_table(const std::string& toml) {
+double fact(const RunPage& run, const std::string& name) {
+    for (const auto& [key, text] : run.facts)
+        if (key == name) return number_in(text).value_or(NAN);
+    return NAN;
+}
+
+std::vector<double> finite(const RunPage& run, double Point::*value) {
+    std::vector<double> all;
+    for (const Point& p : run.points)
+        if (std::isfinite(p.*value)) all.push_back(p.*value);
+    return all;
+}
+double median(std::vector<double> v) {
+    if (v.empty()) return NAN;
+    std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
+    return v[v.size() / 2];
+}
+double most(const std::vector<double>& v) { return v.empty() ? NAN : *std::max_element(v.begin(), v.end()); }
+
+// Where a run stands.
+Texts summary(const RunPage& run) {
+    if (run.points.empty()) return {{"step", "no step yet"}};
+    const Point& last = run.points.back();
+    const Point *val = nullptr, *best = nullptr;
+    long broken = 0;
+    for (const Point& p : run.points) {
+        broken += !std::isfinite(p.loss) || !std::isfinite(p.grad_norm);
+        if (std::isnan(p.val_loss)) continue;
+        val = &p;
+        if (!best || p.val_loss < best->val_loss) best = &p;
+    }
+    Texts rows = {{"step", format("%.0f", last.step)}, {"loss", format("%.4f", last.loss)}};
+    const auto at_step = [](const Point& p) { return format("%.4f <small>at %.0f</small>", p.val_loss, p.step); };
+    if (val) rows.push_back({"validation loss", at_step(*val)});
+    if (val) rows.push_back({"best validation loss", at_step(*best)});
+    rows.push_back({"gradient norm", format("%.3g", last.grad_norm)});
+    rows.push_back({"learning rate", format("%.3g", last.lr)});
+    rows.push_back({"tokens/s, median", short_number(median(finite(run, &Point::tokens_per_s)))});
+    const double share = 100 * median(finite(run, &Point::mfu)), peak = fact(run, "peak_flops") / 1e9;
+    const std::string of = std::isfinite(peak) ? format(" <small>of %.0f GFLOP/s</small>", peak) : "";
+    if (std::isfinite(share)) rows.push_back({"share of the measured peak", format("%.1f %%", share) + of});
+    if (broken) rows.push_back({"not finite", format("<b>%ld</b> steps", broken)});
+    return rows;
+}
+
+// Planned bytes by class, and what the process held. `full`: as many bytes as make the longest bar.
+Texts memory(const RunPage& run, double full) {
+    const std::string prefix = "memory.";
+    const auto cell = [&](double bytes) {
+        return format("<span class=\"bar\" style=\"--part:%.1f%%\">%.1f MB</span>", 100 * bytes / full, bytes / 1e6);
+    };
+    Texts rows;
+    for (const auto& [name, text] : run.facts)
+        if (name.starts_with(prefix))
+            rows.push_back({name == "memory.all" ? "all that is planned" : name.substr(prefix.size()),
+                            cell(number_in(text).value_or(0))});
+    const double held = most(finite(run, &Point::resident));
+    rows.push_back({"held by the process", std::isfinite(held) ? cell(held) : "not known"});
+    return rows;
+}
+
+// Lines `key = value  # origin`. A comparison shows no origins: they are no difference.
+Texts settings(const RunPage& run, bool origins) {
     const auto trim = [](std::string s) {
         s.erase(0, std::min(s.find_first_not_of(" \t\r"), s.size()));
         return s.erase(s.find_last_not_of(" \t\r") + 1);
     };
-    std::string table = "<table>", line;
-    for (std::istringstream in(toml); std::getline(in, line);) {
-        const std::string text = trim(line);
-        const size_t equals = text.find('=');
-        if (text.empty() || text[0] == '#') continue;
-        table += equals == std::string::npos ? concat("<tr><th colspan=\"2\">", escape(text), "</th></tr>")
-                                             : concat("<tr><td>", escape(trim(text.substr(0, equals))), "</td><td>",
-                                                      escape(trim(text.substr(equals + 1))), "</td></tr>");
+    Texts rows;
+    std::string line;
+    for (std::istringstream in(run.config); std::getline(in, line);) {
+        const size_t equals = line.find('='), origin = line.rfind("# ");
+        if (equals == std::string::npos || equals > origin || trim(line)[0] == '#') continue;
+        std::string cell = escape(trim(line.substr(equals + 1, origin - equals - 1)));
+        if (origins && origin != std::string::npos) cell += " <small>" + escape(line.substr(origin + 2)) + "</small>";
+        rows.push_back({trim(line.substr(0, equals)), cell});
     }
-    return table + "</table>\n";
+    return rows;
+}
+
+// What made the run: but for the configuration and the memory, which stand elsewhere.
+Texts versions(const RunPage& run) {
+    Texts rows;
+    for (const auto& [name, text] : run.facts)
+        if (!name.starts_with("config.") && !name.starts_with("memory.")) rows.push_back({name, escape(text)});
+    return rows;
+}
+
+// The newest stand open; of the older ones, to be unfolded, so many that one sees the model learn.
+std::string samples(const RunPage& run, size_t open) {
+    std::string text;
+    const size_t n = run.samples.size(), older = n - std::min(n, open), stride = older / 30 + 1;
+    for (size_t back = 0; back < n; back += back < open ? 1 : stride) {
+        const auto& [step, sample] = run.samples[n - 1 - back];
+        text += format("<details%s><summary>step %ld</summary><pre>", back < open ? " open" : "", step) +
+                escape(sample) + "</pre></details>\n";
+    }
+    if (stride > 1) text += format("<p>Of the older ones every %zuth; samples.jsonl has all.</p>\n", stride);
+    return text;
 }
 
 const char* const style = R"(<style>
-:root { color-scheme: light dark; --back: #fff; --text: #1f2328; --faint: #d8dee4; --train: #0969da; --val: #bc4c00; }
+:root { color-scheme: light dark; --back: #fff; --text: #1f2328; --faint: #d8dee4; --dim: #59636e;
+  --c0: #0969da; --c1: #bc4c00; --c2: #1a7f37; --c3: #a0347e; --c4: #7d6400; --c5: #4b5563; }
 @media (prefers-color-scheme: dark) {
-  :root { --back: #0d1117; --text: #e6edf3; --faint: #30363d; --train: #58a6ff; --val: #f0883e; }
+  :root { --back: #0d1117; --text: #e6edf3; --faint: #30363d; --dim: #9198a1;
+    --c0: #58a6ff; --c1: #ff9248; --c2: #3fd07f; --c3: #f29fd0; --c4: #f0e442; --c5: #c9d1d9; }
 }
-body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; max-width: 760px;
-       margin: 2em auto; padding: 0 1em; }
-figure { margin: 1.5em 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; }
-svg text { font-size: 12px; fill: var(--text); }
-.grid { stroke: var(--faint); } .axis { stroke: var(--text); fill: none; }
-.train { color: var(--train); } .val { color: var(--val); }
+body { background: var(--back); color: var(--text); font: clamp(15px, 0.55vw + 9px, 20px)/1.5 system-ui, sans-serif;
+  max-width: 88em; margin: 1.5em auto; padding: 0 1em; overflow-wrap: anywhere; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin: 1.8em 0 0.5em; }
+small, .tiles td:first-child { color: var(--dim); } small { white-space: nowrap; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28em), 1fr)); gap: 0 2.5em; }
+figure { margin: 1em 0; min-width: 0; } figure:first-child { grid-column: 1 / -1; } figcaption { font-weight: 600; }
+figcaption span { font-weight: 400; margin-left: 1em; display: inline-block; }
+.plot { position: relative; height: 13em; margin: 0.7em 1.4em 1.8em 3.4em; }
+figure:first-child .plot { height: 19em; }
+svg { width: 100%; height: 100%; overflow: visible; display: block; } path { vector-effect: non-scaling-stroke; }
+.plot i { position: absolute; font: 0.8em/1 system-ui, sans-serif; color: var(--dim); white-space: nowrap; }
+.plot i.y { right: calc(100% + 0.6em); transform: translateY(-50%); }
+.plot i.x { top: calc(100% + 0.6em); transform: translateX(-50%); }
+.plot output { position: absolute; background: var(--back); border: 1px solid; border-radius: 4px; padding: 0 0.4em;
+  font-size: 0.85em; white-space: nowrap; pointer-events: none; transform: translate(-50%, -130%); }
+.plot output:empty { display: none; }
+.grid { stroke: var(--faint); } .axis { stroke: var(--dim); fill: none; }
 .curve { fill: none; stroke: currentColor; stroke-width: 1.6; stroke-linecap: round; stroke-linejoin: round; }
-.curve.val { stroke-width: 2.4; }
-table { border-collapse: collapse; }
-td, th { text-align: left; border-bottom: 1px solid var(--faint); padding: 2px 1.5em 2px 0; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--faint); padding: 0.7em; }
+.curve.bold { stroke-width: 2.6; } .curve.thin { stroke-width: 1; opacity: 0.6; }
+.curve.dashed { stroke-dasharray: 7 5; }
+.color-0 { color: var(--c0); } .color-1 { color: var(--c1); } .color-2 { color: var(--c2); }
+.color-3 { color: var(--c3); } .color-4 { color: var(--c4); } .color-5 { color: var(--c5); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { text-align: left; border-bottom: 1px solid var(--faint); padding: 0.15em 1.5em 0.15em 0; min-width: 6em; }
+.tiles tbody { display: flex; flex-wrap: wrap; gap: 0.6em 2.2em; } .tiles td { display: block; border: 0; padding: 0; }
+.tiles td:first-child { font-size: 0.85em; } .tiles td:last-child { font-size: 1.3em; font-weight: 600; }
+.tiles small { font-size: 0.65em; font-weight: 400; }
+.bar { display: block; min-width: 12em; padding: 0 0.4em;
+  background: linear-gradient(90deg, var(--faint) var(--part), transparent 0); }
+pre { white-space: pre-wrap; border: 1px solid var(--faint); padding: 0.7em; margin: 0.3em 0 1em; }
 </style>
 )";
 
+// Shows the point of a curve that is nearest to the pointer.
+const char* const script = R"(<script>
+for (const plot of document.querySelectorAll('.plot')) {
+  const svg = plot.firstElementChild, tip = plot.appendChild(document.createElement('output'));
+  const [x0, x1, y0, y1] = svg.dataset.range.split(' ').map(Number);
+  plot.onpointerleave = () => { tip.textContent = ''; };
+  plot.onpointermove = event => {
+    const box = svg.getBoundingClientRect();
+    let best = null;
+    for (const curve of svg.querySelectorAll('.curve'))
+      for (const [, x, y] of curve.getAttribute('d').matchAll(/[ML]([\d.]+) ([\d.]+)/g)) {
+        const far = Math.hypot(x * box.width / 1000 + box.left - event.clientX,
+                               y * box.height / 1000 + box.top - event.clientY);
+        if (!best || far < best.far) best = {far, x, y, curve};
+      }
+    if (!best) return;
+    tip.textContent = `step ${Math.round(x0 + best.x / 1000 * (x1 - x0))}: ` +
+                      `${Number((y1 - best.y / 1000 * (y1 - y0)).toPrecision(4))}`;
+    tip.className = best.curve.getAttribute('class').replace('curve', '');
+    tip.style.left = best.x / 10 + '%', tip.style.top = best.y / 10 + '%';
+  };
+}
+</script>
+)";
+
+std::string charts(Runs runs) {
+    const bool many = runs.size() > 1;
+    const auto curves = [&](double Point::*value, const char* name, const char* kind, size_t color) {
+        std::vector<Curve> all;
+        for (size_t run = 0; run < runs.size(); ++run) {
+            Curve c{many ? runs[run].name : name, concat("color-", (many ? run : color) % 6, " ", kind), {}};
+            if (run >= 6) c.style += " dashed";        // colours come again
+            for (const Point& p : runs[run].points)
+                if (value != &Point::val_loss || !std::isnan(p.val_loss)) c.points.push_back({p.step, p.*value});
+            all.push_back(c);
+        }
+        return all;
+    };
+    std::vector<Curve> losses = curves(&Point::loss, "training", many ? "thin" : "", 0);
+    for (Curve c : curves(&Point::val_loss, "validation", "bold", 1)) {
+        if (many) c.name = "";
+        losses.push_back(c);
+    }
+    return "<div class=\"charts\">\n" +
+           chart(many ? "Loss: training thin, validation bold" : "Loss", losses) +
+           chart("Gradient norm before clipping", curves(&Point::grad_norm, "", "", 0)) +
+           chart("Learning rate", curves(&Point::lr, "", "", 0), Floor::zero) +
+           chart("Tokens per second", curves(&Point::tokens_per_s, "", "", 0), Floor::zero) +
+           chart("Share of the measured peak of the machine", curves(&Point::mfu, "", "", 0), Floor::zero) + "</div>\n";
+}
+
 }  // namespace
 
-std::string RunPage::html() const {
-    std::vector<Point> evaluated = points;
-    std::erase_if(evaluated, [](const Point& p) { return std::isnan(p.val_loss); });
-    const long broken = std::count_if(points.begin(), points.end(), [](const Point& p) {
-        return !std::isfinite(p.loss) || !std::isfinite(p.grad_norm);
-    });
-    const std::string title = escape(name);
-    std::string page = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-                       "<meta name=\"viewport\" content=\"width=device-width\"><title>" + title + "</title>\n" +
-                       style + "</head><body>\n<h1>" + title + "</h1>\n";
-    if (points.empty()) page += "<p>no step yet</p>\n";
-    else {
-        const Point& p = points.back();
-        page += format("<p>step %.0f: loss <b>%.4f</b>, gradient norm %.3g", p.step, p.loss, p.grad_norm) +
-                format(", learning rate %.3g, %s tokens/s", p.lr, short_number(p.tokens_per_s).c_str());
-        if (!evaluated.empty())
-            page += format("; validation loss <b>%.4f</b> at step %.0f", evaluated.back().val_loss,
-                           evaluated.back().step);
-        if (broken) page += format("; <b>%ld steps were not finite</b>", broken);
-        page += "</p>\n";
+std::string chart(const std::string& title, const std::vector<Curve>& curves, Floor floor) {
+    Axis x{.from = 0, .to = 1000}, y{.from = 1000, .to = 0};
+    std::string legend, lines, labels;
+    for (const Curve& curve : curves) {
+        for (const auto& [step, value] : curve.points)
+            if (std::isfinite(value)) x.include(step), y.include(value);
+        if (!curve.name.empty() && !curve.points.empty())
+            legend += concat("<span><b class=\"", curve.style, "\">&#9632;</b> ", escape(curve.name), "</span>");
     }
-    page += chart("Loss", {{"training", "train", points, &Point::loss},
-                           {"validation", "val", evaluated, &Point::val_loss}}) +
-            chart("Gradient norm before clipping", {{"", "train", points, &Point::grad_norm}}) +
-            chart("Learning rate", {{"", "train", points, &Point::lr}}) +
-            chart("Tokens per second", {{"", "train", points, &Point::tokens_per_s}});
-    page += trace;
-    if (!samples.empty()) page += "<h2>Latest samples</h2>\n";
-    for (size_t i = samples.size(); i-- > 0 && i + 5 >= samples.size();)
-        page += format("<h3>step %ld</h3><pre>", samples[i].first) + escape(samples[i].second) + "</pre>\n";
-    return page + "<h2>Configuration</h2>\n" + config_table(config) + "</body></html>\n";
+    if (y.empty()) return "";
+    if (floor == Floor::zero) y.include(0);
+    x.widen(), y.widen();
+    for (double v : y.ticks()) {
+        lines += format("<path class=\"grid\" d=\"M0 %.1fH1000\"/>", y.at(v));
+        labels += format("<i class=\"y\" style=\"top:%.2f%%\">%s</i>", y.at(v) / 10, tick_text(v).c_str());
+    }
+    for (double v : x.ticks()) {
+        if (v != std::floor(v)) continue;
+        lines += format("<path class=\"grid\" d=\"M%.1f 0V1000\"/>", x.at(v));
+        labels += format("<i class=\"x\" style=\"left:%.2f%%\">%s</i>", x.at(v) / 10, tick_text(v).c_str());
+    }
+    lines += "<path class=\"axis\" d=\"M0 0V1000H1000\"/>";
+    for (const Curve& curve : curves)
+        lines += concat("<path class=\"curve ", curve.style, "\" d=\"", svg_path(curve, x, y), "\"/>");
+    const std::string range = format("%.9g %.9g %.9g %.9g", x.low, x.high, y.low, y.high);
+    return concat("<figure><figcaption>", escape(title), legend, "</figcaption><div class=\"plot\"><svg viewBox=\"0 0 "
+                  "1000 1000\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"", escape(title),
+                  " by step\" data-range=\"", range, "\">", lines, "</svg>", labels, "</div></figure>\n");
+}
+
+std::string html_page(Runs runs) {
+    const bool many = runs.size() > 1;
+    const std::string title = many ? format("%zu runs", runs.size()) : runs.empty() ? "" : escape(runs[0].name);
+    const auto columns = [&](auto column) {
+        std::vector<Texts> all;
+        for (const RunPage& run : runs) all.push_back(column(run));
+        return all;
+    };
+    double full = 1;                                   // byte
+    for (const RunPage& run : runs)
+        full = std::fmax(full, std::fmax(fact(run, "memory.all"), most(finite(run, &Point::resident))));
+    std::string page = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+                       "<meta name=\"viewport\" content=\"width=device-width\"><title>" + title + "</title>\n" + style +
+                       "</head><body>\n<h1>" + title + "</h1>\n";
+    page += table(runs, columns(summary), Rows::all, many ? "" : "tiles") + charts(runs);
+    for (const RunPage& run : runs) page += run.trace;
+    for (const RunPage& run : runs)
+        if (!run.samples.empty())
+            page += concat("<h2>Samples", many ? " of " + escape(run.name) : "", "</h2>\n", samples(run, many ? 1 : 3));
+    page += "<h2>Memory</h2>\n" + table(runs, columns([&](const RunPage& r) { return memory(r, full); }), Rows::all);
+    const Rows rows = many ? Rows::different : Rows::all;
+    const auto config = [&](const RunPage& r) { return settings(r, !many); };
+    page += concat("<h2>Configuration", many ? ": what differs" : "", "</h2>\n", table(runs, columns(config), rows));
+    page += concat("<h2>Versions", many ? ": what differs" : "", "</h2>\n", table(runs, columns(versions), rows));
+    return page + script + "</body></html>\n";
 }
 
 }  // namespace baretrain

@@ -2,7 +2,9 @@
 #include "report.h"
 #include "device/error.h"
 #include "files.h"
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <ctime>
@@ -22,16 +24,22 @@ using json = nlohmann::ordered_json;
 
 const char* const log_name = "log.jsonl";
 const char* const samples_name = "samples.jsonl";
+const char* const config_name = "config.toml";
+const char* const facts_name = "run.json";
+const char* const page_name = "run.html";
 
 // One line, or indented. What is not UTF-8 becomes U+FFFD; NaN and infinity, which JSON does not have, become null.
 std::string text_of(const json& j, int indent = -1) {
     return j.dump(indent, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
+std::string utf8(const std::string& text) { return json::parse(text_of(text)).get<std::string>(); }
+
 json json_of(const StepLog& log) {
     json line = {{"step", log.step}, {"loss", log.loss}, {"grad_norm", log.grad_norm}, {"lr", log.lr},
                  {"tokens", log.tokens}, {"tokens_per_s", log.tokens_per_s}, {"mfu", nullptr}};
     if (!(log.mfu < 0)) line["mfu"] = log.mfu;
+    if (log.resident >= 0) line["resident"] = log.resident;
     if (log.val_loss) line["val_loss"] = *log.val_loss;
     json nonfinite;
     for (const auto& [name, number] : line.items())
@@ -59,29 +67,78 @@ void write_over(const std::string& path, std::uintmax_t at, const std::string& l
     if (!out.seekp(std::streamoff(at)) || !(out << line << std::flush)) cannot_write(path);
 }
 
-// Cuts a log behind its last line of `last_step` or before and gives the lines that stay. A line without end was torn.
-std::vector<json> cut_log(const std::string& path, long last_step) {
-    std::vector<json> lines;
-    if (!fs::exists(path)) return lines;
+// Calls use with each line of a log up to that step, and returns the bytes of them. A line without end was torn.
+template <class Use> size_t read_log(const std::string& path, long last_step, Use use) {
+    if (!fs::exists(path)) return 0;
     const std::string text = read_text(path);
     size_t keep = 0;
-    for (size_t end; (end = text.find('\n', keep)) != std::string::npos; keep = end + 1) {
+    for (size_t end, line = 1; (end = text.find('\n', keep)) != std::string::npos; keep = end + 1, ++line) {
         const json parsed = json::parse(text.substr(keep, end - keep), shallow, false);
         if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer())
-            fail(path, ": line ", lines.size() + 1,
-                 " is not a line of a run's log; move the file away to resume without it");
+            fail(path, ": line ", line, " is not a line of a run's log; move the file away to go on without it");
         if (parsed["step"].get<long>() > last_step) break;
-        lines.push_back(parsed);
+        use(parsed);
     }
+    return keep;
+}
+
+void cut_log(const std::string& path, long last_step) {
+    const size_t keep = read_log(path, last_step, [](const json&) {});
     std::error_code error;
-    fs::resize_file(path, keep, error);
+    if (fs::exists(path)) fs::resize_file(path, keep, error);
     if (error) fail(path, ": can't cut it to step ", last_step, ": ", error.message());
-    return lines;
 }
 
 // A number of the log as it was: null is a NaN.
 double number_at(const json& line, const char* name) {
     return line.contains(name) && line[name].is_number() ? line[name].get<double>() : NAN;
+}
+
+RunPage::Point point_of(const json& l) {
+    return {number_at(l, "step"), number_at(l, "loss"), number_at(l, "grad_norm"), number_at(l, "lr"),
+            number_at(l, "tokens_per_s"), number_at(l, "val_loss"), number_at(l, "mfu"), number_at(l, "resident")};
+}
+
+Texts texts_of(const json& facts) {
+    Texts texts;
+    for (const auto& [name, value] : facts.items())
+        texts.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+    return texts;
+}
+
+std::string name_of(const std::string& folder) {       // of a folder that may be given as `.` or end in a slash
+    const fs::path path = fs::absolute(folder).lexically_normal();
+    return utf8((path.has_filename() ? path : path.parent_path()).filename().string());
+}
+
+// What a run folder says of its run; nothing is changed.
+RunPage read_run(const std::string& folder) {
+    RunPage run;
+    const std::string base = folder + "/", facts = base + facts_name;
+    run.name = name_of(folder);
+    if (fs::exists(base + config_name)) run.config = utf8(read_text(base + config_name));
+    if (fs::exists(facts)) {
+        const json parsed = json::parse(read_text(facts), shallow, false);
+        if (!parsed.is_object()) fail(facts, ": is not an object of JSON; move the file away to go on without it");
+        run.facts = texts_of(parsed);
+    }
+    read_log(base + log_name, LONG_MAX, [&](const json& l) { run.points.push_back(point_of(l)); });
+    read_log(base + samples_name, LONG_MAX, [&](const json& l) {
+        if (l.contains("text") && l["text"].is_string())
+            run.samples.emplace_back(l["step"].get<long>(), l["text"].get<std::string>());
+    });
+    return run;
+}
+
+// Makes the folder of a run, if it may.
+std::string run_folder(const std::string& path, bool resumed) {
+    std::error_code error;
+    const bool used = fs::exists(path, error) && (!fs::is_directory(path, error) || !fs::is_empty(path, error));
+    if (used && !resumed)
+        fail("--out ", path, ": exists and is not empty; choose another name, or take it up with --resume auto");
+    fs::create_directories(path, error);
+    if (error) fail("--out ", path, ": can't make the folder: ", error.message());
+    return path;
 }
 
 }  // namespace
@@ -120,30 +177,27 @@ std::string time_name() {
     return text;
 }
 
-RunFolder::RunFolder(const std::string& path, long resume_after_step) : path_(path) {
-    page_.name = fs::path(path).lexically_normal().string();
-    std::error_code error;
-    const bool used = fs::exists(path, error) && (!fs::is_directory(path, error) || !fs::is_empty(path, error));
-    if (used && resume_after_step < 0)
-        fail("--out ", path, ": exists and is not empty; choose another name, or take it up with --resume auto");
-    fs::create_directories(path, error);
-    if (error) fail("--out ", path, ": can't make the folder: ", error.message());
-    lock_.file = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock_.file < 0 || flock(lock_.file, LOCK_EX | LOCK_NB) != 0)
-        fail("--out ", path, ": another process is training in this folder; wait for it, or choose another name");
+RunLock::RunLock(const std::string& folder) : file_(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (file_ >= 0 && flock(file_, LOCK_EX | LOCK_NB) == 0) return;
+    if (file_ >= 0) close(file_);
+    fail(folder, ": another process is training in this folder; wait for it, or choose another name");
+}
+RunLock::~RunLock() { close(file_); }
+
+RunFolder::RunFolder(const std::string& path, long resume_after_step)
+    : path_(run_folder(path, resume_after_step >= 0)), lock_(path) {
+    page_.name = name_of(path);
     if (resume_after_step < 0) return;
+    std::error_code error;
     fs::remove(file("stop"), error);                   // the wish of the run before
-    for (const json& l : cut_log(file(log_name), resume_after_step))
-        page_.points.push_back({number_at(l, "step"), number_at(l, "loss"), number_at(l, "grad_norm"),
-                                number_at(l, "lr"), number_at(l, "tokens_per_s"), number_at(l, "val_loss")});
-    for (const json& l : cut_log(file(samples_name), resume_after_step))
-        if (l.contains("text") && l["text"].is_string())
-            page_.samples.emplace_back(l["step"].get<long>(), l["text"].get<std::string>());
+    cut_log(file(log_name), resume_after_step);
+    cut_log(file(samples_name), resume_after_step);
+    page_ = read_run(path);
 }
 
 void RunFolder::write_config(const std::string& toml) {
-    page_.config = toml;
-    write_whole(file("config.toml"), toml);
+    page_.config = utf8(toml);
+    write_whole(file(config_name), toml);
 }
 
 std::string to_json(const Facts& facts) {
@@ -152,7 +206,11 @@ std::string to_json(const Facts& facts) {
     return text_of(all, 2);
 }
 
-void RunFolder::write_run_json(const Facts& facts) { write_whole(file("run.json"), to_json(facts)); }
+void RunFolder::write_run_json(const Facts& facts) {
+    const std::string text = to_json(facts);
+    page_.facts = texts_of(json::parse(text));
+    write_whole(file(facts_name), text);
+}
 
 void RunFolder::log(const StepLog& log) {
     require(log.step >= 1, "run folder: the first step is 1");
@@ -166,13 +224,13 @@ void RunFolder::log(const StepLog& log) {
         points.pop_back();
     } else append(path, line);
     last_line_ = line.size();
-    points.push_back({double(log.step), log.loss, log.grad_norm, log.lr, log.tokens_per_s, log.val_loss.value_or(NAN)});
+    points.push_back(point_of(json::parse(line)));   // as a resume will see it
 }
 
 void RunFolder::sample(long step, const std::string& text) {
     const std::string line = text_of({{"step", step}, {"text", text}});
     append(file(samples_name), line);
-    page_.samples.emplace_back(step, json::parse(line)["text"].get<std::string>());   // UTF-8 now
+    page_.samples.emplace_back(step, utf8(text));
 }
 
 void RunFolder::trace(const std::string& json, const std::string& html) {
@@ -181,13 +239,35 @@ void RunFolder::trace(const std::string& json, const std::string& html) {
     write_html();
 }
 
-void RunFolder::write_html() const { write_whole(file("run.html"), page_.html()); }
-
-RunFolder::Lock::~Lock() { if (file >= 0) close(file); }
+void RunFolder::write_html() const { write_whole(file(page_name), html_page({&page_, 1})); }
 
 bool RunFolder::stop_requested() const {
     std::error_code ignored;
     return fs::exists(file("stop"), ignored);
+}
+
+std::string write_report(const std::vector<std::string>& folders, std::string output) {
+    if (output.empty()) output = folders.at(0) + "/" + page_name;
+    if (!output.ends_with(".html")) fail("-o ", output, ": is to be a page; give it a name that ends in .html");
+    std::vector<RunPage> runs;
+    for (const std::string& folder : folders) {
+        const fs::path base = folder;
+        if (!fs::exists(base / config_name) && !fs::exists(base / log_name))
+            fail(folder, ": is no run: it has neither ", config_name, " nor ", log_name, "; give the --out of a run");
+        runs.push_back(read_run(folder));
+    }
+    const auto shared = [&](const std::string& name) {   // by folders in different places
+        return std::count_if(folders.begin(), folders.end(), [&](const auto& f) { return name_of(f) == name; }) > 1;
+    };
+    for (size_t i = 0; i < runs.size(); ++i)
+        if (shared(runs[i].name)) runs[i].name = utf8(folders[i]);
+    std::optional<RunLock> lock;                       // a run that is training writes its page itself
+    std::error_code absent;
+    const fs::path place = fs::absolute(output).parent_path();
+    for (const std::string& folder : folders)
+        if (!lock && fs::equivalent(place, folder, absent)) lock.emplace(folder);
+    write_whole(output, html_page(runs));
+    return output;
 }
 
 }  // namespace baretrain

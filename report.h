@@ -15,7 +15,8 @@ struct StepLog {
     long step = 0;                                     // after this many updates; the first is 1
     double loss = 0, grad_norm = 0, lr = 0;            // grad_norm: before clipping
     long tokens = 0;                                   // trained so far, in all ranks
-    double tokens_per_s = 0, mfu = -1;                 // mfu: share of the peak, 0..1; negative: unknown
+    double tokens_per_s = 0, mfu = -1;                 // mfu: share of the measured peak, 0..1; negative: unknown
+    long resident = -1;                                // bytes of memory that the process holds; negative: unknown
     std::optional<double> val_loss;                    // where it was evaluated
     std::map<std::string, double> ms, bytes;           // time and traffic by phase
     std::string skipped;                               // why the update was left out; empty: it was not
@@ -30,11 +31,21 @@ std::string time_name();                               // local time as a folder
 using Facts = std::vector<std::pair<std::string, std::variant<std::string, long, double>>>;
 std::string to_json(const Facts& facts);               // one object, indented
 
+// One process at a time writes into a run folder; Error while another does. Let go too when a constructor throws.
+class RunLock {
+public:
+    explicit RunLock(const std::string& folder);
+    ~RunLock();
+    RunLock(const RunLock&) = delete;
+private:
+    int file_;
+};
+
 class RunFolder {
 public:
     // resume_after_step -1: a new run; the folder must be new or empty. Else both logs are cut to steps up to that one.
     RunFolder(const std::string& path, long resume_after_step = -1);
-    RunFolder(const RunFolder&) = delete;              // one process at a time: it holds a lock
+    RunFolder(const RunFolder&) = delete;
     const std::string& path() const { return path_; }
     void write_config(const std::string& toml);
     void write_run_json(const Facts& facts);
@@ -47,9 +58,13 @@ public:
 private:
     std::string file(const char* name) const { return path_ + "/" + name; }
     std::string path_;
+    RunLock lock_;
     RunPage page_;                                     // all that was logged
-    struct Lock { int file = -1; ~Lock(); } lock_;     // let go too when the constructor throws
     size_t last_line_ = 0;                             // bytes of the line of the last step in log.jsonl
 };
+
+// The page of the runs in these folders, of which nothing is changed; a line torn by a crash is left out. output "":
+// run.html of the only one. Returns where it was written.
+std::string write_report(const std::vector<std::string>& folders, std::string output);
 
 }  // namespace baretrain

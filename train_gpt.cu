@@ -144,12 +144,13 @@ template <class T> Plan plan_of(const Config& config, const Params& params, size
     return make_plan<T>(config, params, take_step, available);
 }
 
-template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus) {
+template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, const Plan& plan, double peak) {
     Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
                {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", 1L}, {"dtype", t.config.dtype},
                {"parameters", t.params.shape().parameters()},
                {"data", corpus.describe()}, {"data_hash", corpus.hash}, {"seed", t.config.seed}};
-    for (auto& fact : memory_facts(t.arena.parts(), t.arena.peak())) f.push_back(fact);
+    if (peak > 0) f.push_back({"peak_flops", peak});
+    for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
     for (const auto& [key, value] : key_values(t.config)) f.push_back({"config." + key, value});
     return f;
 }
@@ -177,7 +178,9 @@ private:
     Trace trace_;
 };
 
-template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run) {
+// at_peak: seconds that a step would take at the measured peak; negative: unknown.
+template <class T>
+void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run, double at_peak) {
     const Config& c = t.config;
     const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
@@ -185,6 +188,8 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
     Progress progress{"training", t.step};
     Tracing<T> tracing(t);
     bool stop = false;
+    auto drawn = Clock::now();
+    double pause = 0;                                  // before the page is written again: it takes 1 % of the time
     while (t.step < c.steps && !stop) {
         tracing.begin(t.step + 1);
         const auto begin = Clock::now();
@@ -194,6 +199,7 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
         log.step = t.step, log.loss = r.loss, log.grad_norm = r.grad_norm,
         log.lr = learning_rate(schedule_of(c), t.step - 1);
         log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}};
+        log.mfu = at_peak / s, log.resident = on_gpu ? -1 : resident_memory();
         if (r.skipped) log.skipped = r.trained ? "not finite: " + first_not_finite(t) : "nothing to train";
         if (r.skipped && r.trained && c.nonfinite == "stop")
             fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
@@ -221,7 +227,11 @@ template <class T> void loop(Trainer<T>& t, const Corpus& corpus, const Tokenize
             run.sample(t.step, text);
         }
         tracing.end(t.step, stop || t.step == c.steps, run);
-        if (evaluated || stop || t.step == c.steps || due(c.log_every)) run.write_html();
+        if (evaluated || stop || t.step == c.steps || seconds_since(drawn) > pause) {
+            drawn = Clock::now();
+            run.write_html();
+            pause = std::max(1.0, 100 * seconds_since(drawn));
+        }
         std::fflush(stdout);
     }
 }
@@ -236,9 +246,10 @@ template <class T> int train(Config config, const Resume& from) {
                 config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());
     std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(),
                 Matmul::engine().c_str());
-    const size_t available = memory_there(), planned = plan_of<T>(config, params, available).peak;
-    std::printf("memory  %.1f MB planned, %.1f MB available\n", double(planned) / 1e6, double(available) / 1e6);
-    require_memory(planned);
+    const size_t available = memory_there();
+    const Plan plan = plan_of<T>(config, params, available);
+    std::printf("memory  %.1f MB planned, %.1f MB available\n", double(plan.peak) / 1e6, double(available) / 1e6);
+    require_memory(plan.peak);
     const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq, default_team());
     std::printf("data    %s\n", corpus.describe().c_str());
     if (config.epochs > 0) {
@@ -247,7 +258,9 @@ template <class T> int train(Config config, const Resume& from) {
         set_steps(config, std::max(1L, long(std::ceil(steps))));
     }
 
-    Arena arena(planned);
+    Device measured;
+    const double peak = measured_peak<T>(measured, plan.flops() * double(config.steps));
+    Arena arena(plan.peak);
     Trainer<T> t(config, params, arena);
     if (config.model_is_folder) t.brought = files_beside_weights(config.model);
     if (!from.checkpoint.empty()) resume(t, corpus, from.checkpoint);
@@ -256,7 +269,7 @@ template <class T> int train(Config config, const Resume& from) {
 
     RunFolder run(config.out, from.run.empty() ? -1 : t.step);
     run.write_config(to_toml(config));
-    run.write_run_json(run_facts(t, corpus));
+    run.write_run_json(run_facts(t, corpus, plan, peak));
     if (const long later = from.run.empty() ? 0 : discard_after(from.run, t.step))   // after all that can fail
         std::printf("resume  from step %ld: %ld later checkpoints of this run are removed\n", t.step, later);
     std::printf("lr      %s from %.1e to %.1e over %ld steps, %ld of warm-up%s\n", config.schedule.c_str(), config.lr,
@@ -265,7 +278,7 @@ template <class T> int train(Config config, const Resume& from) {
     std::printf("run     %s%s\n\n", run.path().c_str(),
                 from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);
-    loop(t, corpus, tokenizer, run);
+    loop(t, corpus, tokenizer, run, plan.flops() / peak);
     std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done",
                 t.step, seconds_since(begin), run.path().c_str());
     return 0;

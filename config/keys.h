@@ -25,9 +25,10 @@ inline const Domain any{}, not_negative{0, 1e15}, count{1, 1 << 24}, positive{0,
 inline const Domain below_one{0, 1, false, true};
 
 inline const std::vector<std::string> commands = {"train", "generate", "gradcheck", "doctor", "plan",
-                                                  "eval", "dump", "export", "tokenize"};
+                                                  "eval", "dump", "export", "tokenize", "report"};
 // Command i is bit i; those without a name here have no keys. What train takes, plan takes too.
-enum : unsigned { train = 1 | 16, generate = 2, plan = 16, eval = 32, dump = 64, exports = 128, tokenize = 256 };
+enum : unsigned { train = 1 | 16, generate = 2, plan = 16, eval = 32, dump = 64, exports = 128, tokenize = 256,
+                report = 512 };
 inline constexpr unsigned of_shape = 1u << 31;         // a number of the model's shape
 enum Show { often, seldom };
 
@@ -113,7 +114,8 @@ inline Table run_keys(Config& c) {
         {"top-p", &c.top_p, {0, 1, true}, both, often, "among the likeliest tokens of this total probability"},
     }}, {"files", {
         {"ids", &c.ids, any, dump, often, "JSON, one batch: lists of ids; in each the next id is the target"},
-        {"output", &c.output, any, dump | exports | tokenize, often, "also -o: the file (export: folder) to write"},
+        {"output", &c.output, any, dump | exports | tokenize | report, often,
+         "also -o: the file (export: folder) to write; of one RUN unset: its run.html"},
         {"json", &c.json, any, plan, often, "print JSON"},
         {"train-vocab", &c.train_vocab, {0, 1 << 24}, tokenize, often, "learn a BPE of so many ids from IN; 0: off"},
         {"lines", &c.lines, any, tokenize, often, "JSON lines with a text, from standard input, to lists of ids"},
@@ -173,8 +175,6 @@ inline constexpr Later later_keys[] = {
     {"compare", "", "KEY=a,b: two runs side by side"},
     {"task", "", "for eval"},
 };
-
-inline const std::vector<std::string> later_commands = {"report"};
 
 inline std::string value_text(bool value) { return value ? "true" : "false"; }
 inline std::string value_text(const std::string& value) { return value; }

@@ -120,7 +120,6 @@ TEST_CASE("numbers that make no model or no run are refused with the numbers") {
 TEST_CASE("what is not built yet is said to be so") {
     const Lab lab;
     check_refused(lab, 2, lab.tiny() + Words{"--tp", "2"}, {"--tp 2", "not built"});
-    check_refused(lab, 2, {"report"}, {"report", "not built"});
     CHECK(run(lab.path, lab.tiny() + Words{"--tp", "1"}).code == 0);   // what changes nothing is no error
 }
 

@@ -1,47 +1,14 @@
-#include "report.h"
-#include "host.h"
+// report_test.cpp - what a run says: its lines, its folder and its logs.
+#include "runs.h"
+#include <atomic>
 #include <bit>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 
 using namespace baretrain;
 using namespace baretrain::test;
-
-namespace {
-
 using nlohmann::json;
-
-struct Folder : TempFolder {
-    std::string run() const { return *this / "run"; }
-    std::string read(const std::string& name) const { return get(path / "run" / name); }
-    std::vector<json> lines(const std::string& name) const {
-        std::vector<json> parsed;
-        std::ifstream in(path / "run" / name);
-        for (std::string line; std::getline(in, line);) parsed.push_back(json::parse(line));
-        return parsed;
-    }
-};
-
-StepLog step_log(long step, double loss) {
-    return {.step = step, .loss = loss, .grad_norm = 0.5, .lr = 3e-4, .tokens = 64 * step, .tokens_per_s = 31234,
-            .mfu = 0.412, .val_loss = {}, .ms = {}, .bytes = {}, .skipped = {}};
-}
-
-// The data of the curves that show something, in the order of the page.
-std::vector<std::string> curves(const std::string& page) {
-    std::vector<std::string> found;
-    const std::string mark = "<path class=\"curve ";
-    for (size_t at = page.find(mark); at != std::string::npos; at = page.find(mark, at + 1)) {
-        const size_t begin = page.find(" d=\"", at) + 4;
-        found.push_back(page.substr(begin, page.find('"', begin) - begin));
-    }
-    return found;
-}
-
-size_t points_of(const std::string& curve) { return count(curve, "M") + count(curve, "L"); }
-
-}  // namespace
 
 TEST_SUITE("report") {
 
@@ -82,30 +49,31 @@ TEST_CASE("the folder of a run is named by its time") {
 }
 
 TEST_CASE("a log line has the keys of the contract in order, with numbers that read back exactly") {
-    const Folder f;
+    const RunLab f;
     RunFolder run(f.run());
     StepLog s = step_log(1, 1.0 / 3);
-    s.lr = 0.1, s.grad_norm = 1, s.val_loss = 2.5;
+    s.lr = 0.1, s.grad_norm = 1, s.val_loss = 2.5, s.resident = 4096;
     s.ms = {{"forward", 1.5}, {"a \"b\"", 0.25}}, s.bytes = {{"gather", 1e9}};
     run.log(s);
     CHECK(f.read("log.jsonl") ==
           "{\"step\":1,\"loss\":0.3333333333333333,\"grad_norm\":1.0,\"lr\":0.1,\"tokens\":64,\"tokens_per_s\":31234.0,"
-          "\"mfu\":0.412,\"val_loss\":2.5,"
+          "\"mfu\":0.412,\"resident\":4096,\"val_loss\":2.5,"
           "\"ms\":{\"a \\\"b\\\"\":0.25,\"forward\":1.5},\"bytes\":{\"gather\":1000000000.0}}\n");
     CHECK(f.lines("log.jsonl")[0]["loss"].get<double>() == 1.0 / 3);
-    s = step_log(2, 5e-324), s.mfu = -1;
+    s = step_log(2, 5e-324), s.mfu = -1, s.resident = -1;
     run.log(s);                                        // on disk at once, while the folder is open
     REQUIRE(f.lines("log.jsonl").size() == 2);
     const json second = f.lines("log.jsonl")[1];
     CHECK(second["loss"].get<double>() == 5e-324);
     CHECK(second["mfu"].is_null());
-    for (const char* absent : {"val_loss", "ms", "bytes", "nonfinite", "skipped"}) CHECK(!second.contains(absent));
-    CHECK_THROWS_AS(run.log(step_log(2, 1)), Error);
+    for (const char* absent : {"resident", "val_loss", "ms", "bytes", "nonfinite", "skipped"}) CHECK(!second.contains(absent));
+    s.loss = 1;                                        // a shorter line
+    CHECK_THROWS_AS(run.log(s), Error);
     CHECK(f.lines("log.jsonl").size() == 2);
 }
 
 TEST_CASE("any number of a log reads back as the same bits") {
-    const Folder f;
+    const RunLab f;
     RunFolder run(f.run());
     std::mt19937_64 bits(1);
     StepLog s = step_log(1, 1);
@@ -116,7 +84,7 @@ TEST_CASE("any number of a log reads back as the same bits") {
 }
 
 TEST_CASE("NaN and infinity stay visible in a log that is still JSON") {
-    const Folder f;
+    const RunLab f;
     RunFolder run(f.run());
     StepLog s = step_log(1, NAN);
     s.grad_norm = INFINITY, s.val_loss = -INFINITY, s.skipped = "not finite", s.ms = {{"x", NAN}};
@@ -131,7 +99,7 @@ TEST_CASE("NaN and infinity stay visible in a log that is still JSON") {
 }
 
 TEST_CASE("resuming cuts both logs to the checkpoint, a torn line too, and forgets the stop") {
-    const Folder f;
+    const RunLab f;
     std::string ten;
     {
         RunFolder run(f.run());
@@ -168,7 +136,7 @@ TEST_CASE("resuming cuts both logs to the checkpoint, a torn line too, and forge
 }
 
 TEST_CASE("a step that comes again with its validation loss replaces its line") {
-    const Folder f;
+    const RunLab f;
     RunFolder run(f.run());
     run.log(step_log(1, 3)), run.log(step_log(2, 2));
     StepLog again = step_log(2, 2);
@@ -182,17 +150,17 @@ TEST_CASE("a step that comes again with its validation loss replaces its line") 
 }
 
 TEST_CASE("a log that is not ours is left alone") {
-    const Folder f;
+    const RunLab f;
     fs::create_directories(f.path / "run");
     const std::string text = "{\"step\":1}\nhello\n{\"step\":2}\n";
     std::ofstream(f / "run/log.jsonl") << text;
     CHECK(error_of([&] { RunFolder(f.run(), 5); }) ==
-          f.run() + "/log.jsonl: line 2 is not a line of a run's log; move the file away to resume without it");
+          f.run() + "/log.jsonl: line 2 is not a line of a run's log; move the file away to go on without it");
     CHECK(f.read("log.jsonl") == text);
 }
 
 TEST_CASE("a new run never takes a folder that is in use") {
-    const Folder f;
+    const RunLab f;
     fs::create_directories(f.path / "run");
     CHECK(error_of([&] { RunFolder(f.run()); }) == "");   // empty is fine
     std::ofstream(f / "run/notes") << "mine";
@@ -206,7 +174,7 @@ TEST_CASE("a new run never takes a folder that is in use") {
 }
 
 TEST_CASE("a file named stop is a wish to stop") {
-    const Folder f;
+    const RunLab f;
     const RunFolder run(f.run());
     CHECK(!run.stop_requested());
     std::ofstream(f / "run/stop");
@@ -215,7 +183,7 @@ TEST_CASE("a file named stop is a wish to stop") {
 
 TEST_CASE("a full disk is one line that names the file") {
     if (!fs::exists("/dev/full")) return;
-    const Folder f;
+    const RunLab f;
     RunFolder run(f.run());
     fs::create_symlink("/dev/full", f.path / "run/log.jsonl");
     const std::string message = error_of([&] { run.log(step_log(1, 1)); });
@@ -228,7 +196,7 @@ TEST_CASE("a full disk is one line that names the file") {
 }
 
 TEST_CASE("config.toml is kept as given, run.json is one object in the given order") {
-    const Folder f;
+    const RunLab f;
     RunFolder run(f.run());
     run.write_config("lr = 0.1   # default\n");
     CHECK(f.read("config.toml") == "lr = 0.1   # default\n");
@@ -239,96 +207,79 @@ TEST_CASE("config.toml is kept as given, run.json is one object in the given ord
     CHECK(!fs::exists(f.path / "run/run.json.tmp"));
 }
 
-TEST_CASE("the page shows curves, numbers, configuration and samples, and needs no network") {
-    const Folder f;
-    RunFolder run(f.run());
-    run.write_config("[train]\nlr = 0.1   # <default>\n# remark\n");
-    for (long step = 1; step <= 20; ++step) {
-        StepLog s = step_log(step, 3 - 0.1 * double(step));
-        if (step % 5 == 0) s.val_loss = s.loss + 0.25;
-        run.log(s);
-    }
-    run.sample(10, "old");
-    run.sample(20, "<script>alert('x')</script> & \"more\" \x01\xFF");
-    run.write_html();
-    const std::string page = f.read("run.html");
-    const auto c = curves(page);
-    REQUIRE(c.size() == 5);                            // loss, validation, norm, lr, tokens/s
-    CHECK(points_of(c[0]) == 20);
-    CHECK(points_of(c[1]) == 4);
-    CHECK(c[0].find("M64.0 ") == 0);                   // step 1 at the left end, step 20 at the right one
-    CHECK(c[0].find("L708.0 224.0") != std::string::npos);   // with the lowest loss at the bottom
-    CHECK(page.find("step 20: loss <b>1.0000</b>") != std::string::npos);
-    CHECK(page.find("validation loss <b>1.2500</b> at step 20") != std::string::npos);
-    CHECK(page.find("<td>lr</td><td>0.1   # &lt;default&gt;</td>") != std::string::npos);
-    CHECK(page.find("<th colspan=\"2\">[train]</th>") != std::string::npos);
-    CHECK(page.find("<pre>&lt;script&gt;alert('x')&lt;/script&gt; &amp; &quot;more&quot; &#9217;\xEF\xBF\xBD</pre>") !=
-          std::string::npos);
-    CHECK(page.find("step 20</h3>") < page.find("step 10</h3>"));
-    CHECK(page.find("prefers-color-scheme: dark") != std::string::npos);
-    for (const char* outside : {"<script", "http", "src=", "href=", "@import", "url("})
-        CHECK(count(page, outside) == 0);
-    CHECK(page.substr(page.size() - 15) == "</body></html>\n");
-    CHECK(!fs::exists(f.path / "run/run.html.tmp"));
-}
-
-TEST_CASE("the page survives no point, one, two, and the same value twice") {
-    for (long steps : {0, 1, 2}) {
-        CAPTURE(steps);
-        const Folder f;
+TEST_CASE("the page of a run is made again from its folder, byte for byte, and nothing else is touched") {
+    const RunLab f;
+    {
         RunFolder run(f.run());
-        for (long step = 1; step <= steps; ++step) {
-            StepLog s = step_log(step, 0);
-            s.val_loss = 0;
-            run.log(s);
-        }
+        run.write_config("lr = 0.1   # default\n");
+        run.write_run_json({{"seed", 42L}, {"peak_flops", 0.1}, {"none", NAN}, {"compiler", "g++\xFF"}});
+        for (long step = 1; step <= 9; ++step) run.log(step_log(step, step == 3 ? INFINITY : 1.0 / double(step)));
+        run.sample(4, "four \xFF");
         run.write_html();
-        const std::string page = f.read("run.html");
-        const auto c = curves(page);
-        CHECK(c.size() == (steps ? 5 : 0));
-        for (const std::string& curve : c) CHECK(points_of(curve) == size_t(steps));
-        CHECK(count(page, "<p>no step yet</p>") == (steps ? 0 : 1));
-        CHECK(count(page, "nan") + count(page, "inf") == 0);
-        CHECK(count(page, "<svg") == count(page, "</svg>"));
-        if (steps) CHECK(count(page, "<text") >= 4);
+        CHECK(error_of([&] { write_report({f.run()}, ""); }) ==
+              f.run() + ": another process is training in this folder; wait for it, or choose another name");
+        CHECK(write_report({f.run()}, f / "beside.html") == f / "beside.html");
     }
+    const std::string page = f.read("run.html"), log = f.read("log.jsonl");
+    CHECK((get(f / "beside.html") == page));
+    std::ofstream(f / "run/log.jsonl", std::ios::app) << "{\"step\":10,\"loss\":0.";   // torn
+    fs::remove(f.path / "run/run.html");
+    CHECK(write_report({f.run() + "/"}, "") == f.run() + "//run.html");
+    CHECK((f.read("run.html") == page));
+    CHECK(f.read("log.jsonl") == log + "{\"step\":10,\"loss\":0.");
+    RunFolder resumed(f.run(), 9);                     // and a run that goes on has it all
+    resumed.write_html();
+    CHECK((f.read("run.html") == page));
 }
 
-TEST_CASE("values that differ in their last bits are drawn too") {
-    for (const double value : {1.0, 1e-300, 1e300, 5e-324, -3e15}) {
-        CAPTURE(value);
-        const Folder f;
-        RunFolder run(f.run());
-        run.log(step_log(1, value)), run.log(step_log(2, std::nextafter(value, INFINITY)));
-        run.write_html();
-        const std::string page = f.read("run.html");
-        CHECK(points_of(curves(page)[0]) == 2);
-        CHECK(count(page, "<text") < 50);
+TEST_CASE("runs are named by their folders, and by their paths where these have one name") {
+    const RunLab f;
+    for (const std::string name : {"run", "x/one", "y/one"}) {
+        fs::create_directories((f.path / name).parent_path());
+        RunFolder(f / name).log(step_log(1, 1));
     }
+    write_report({f / "run", f / "x/one/", f / "y/one"}, f / "all.html");
+    const std::string page = get(f / "all.html");
+    for (const std::string& name : {std::string("run"), f / "x/one/", f / "y/one"})
+        CHECK(count(page, "</b> " + name + "</th>") == 4);
 }
 
-TEST_CASE("ten thousand steps are drawn with a thousand points and keep their spike") {
-    const Folder f;
-    RunFolder run(f.run());
-    for (long step = 1; step <= 10000; ++step) run.log(step_log(step, step == 5003 ? 9 : 1 + 1e-4 * double(step % 7)));
-    run.write_html();
-    const auto c = curves(f.read("run.html"));
-    CHECK(points_of(c[0]) <= 1000);
-    CHECK(points_of(c[0]) >= 900);
-    CHECK(count(c[0], " 12.0") == 1);                  // the spike reaches the top of the chart
-    CHECK(f.read("run.html").size() < 120000);
+TEST_CASE("a report of what is no run, or onto what is no page, is one line and writes nothing") {
+    const RunLab f;
+    { RunFolder(f.run()).log(step_log(1, 1)); }
+    fs::create_directories(f.path / "empty");
+    const std::string out = f / "out.html";
+    const std::string none = ": is no run: it has neither config.toml nor log.jsonl; give the --out of a run";
+    for (const std::string name : {"empty", "nowhere", "run/log.jsonl"})
+        CHECK(error_of([&] { write_report({f.run(), f / name}, out); }) == f / name + none);
+    CHECK(error_of([&] { write_report({f.run()}, f.run() + "/log.jsonl"); }) ==
+          "-o " + f.run() + "/log.jsonl: is to be a page; give it a name that ends in .html");
+    CHECK(error_of([&] { write_report({f.run()}, f / "no/out.html"); }).starts_with(f / "no/out.html.tmp: cannot be created"));
+    std::ofstream(f / "run/run.json") << "[1]";
+    CHECK(error_of([&] { write_report({f.run()}, out); }) ==
+          f.run() + "/run.json: is not an object of JSON; move the file away to go on without it");
+    fs::remove(f.path / "run/run.json");
+    std::ofstream(f / "run/log.jsonl", std::ios::app) << "hello\n";
+    CHECK(error_of([&] { write_report({f.run()}, out); }) ==
+          f.run() + "/log.jsonl: line 2 is not a line of a run's log; move the file away to go on without it");
+    CHECK(!fs::exists(out));
 }
 
-TEST_CASE("steps that were not finite leave a gap and are counted") {
-    const Folder f;
+TEST_CASE("whoever reads the page while it is written sees a whole one") {
+    const RunLab f;
     RunFolder run(f.run());
-    for (long step = 1; step <= 9; ++step)
-        run.log(step_log(step, step == 3 ? NAN : step == 6 ? INFINITY : double(step)));
+    run.log(step_log(1, 1));
     run.write_html();
-    const std::string page = f.read("run.html");
-    CHECK(count(curves(page)[0], "M") == 3);
-    CHECK(points_of(curves(page)[0]) == 7);
-    CHECK(page.find("<b>2 steps were not finite</b>") != std::string::npos);
+    std::atomic<bool> done = false;
+    long torn = 0, read = 0;
+    std::thread reader([&] {
+        for (; !done || read == 0; ++read) torn += !f.read("run.html").ends_with("</body></html>\n");
+    });
+    for (long step = 2; step <= 60; ++step) run.log(step_log(step, 1)), run.write_html();
+    done = true;
+    reader.join();
+    CHECK(torn == 0);
+    CHECK(read > 0);
 }
 
 }  // TEST_SUITE

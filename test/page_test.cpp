@@ -1,0 +1,230 @@
+// page_test.cpp - the page of runs, as text and in a real browser.
+#include "files.h"
+#include "runs.h"
+#include <cmath>
+
+using namespace baretrain;
+using namespace baretrain::test;
+
+TEST_SUITE("page") {
+
+TEST_CASE("the page shows curves, numbers, memory, samples, configuration and versions, and needs no network") {
+    const RunLab f;
+    RunFolder run(f.run());
+    run.write_config("[train]\nlr = 0.1   # <default>\n# remark = 3\n");
+    run.write_run_json({{"compiler", "g++ <12>"}, {"peak_flops", 2.12e11}, {"memory.weights", 16000000L},
+                        {"memory.all", 32000000L}, {"config.lr", "0.1"}});
+    for (long step = 1; step <= 20; ++step) {
+        StepLog s = step_log(step, 3 - 0.1 * double(step));
+        if (step % 5 == 0) s.val_loss = step == 15 ? 0.75 : s.loss + 0.25;
+        run.log(s);
+    }
+    run.sample(10, "old");
+    run.sample(20, "<script>alert('x')</script> & \"more\" \x01\xFF");
+    run.write_html();
+    const std::string page = f.read("run.html");
+    CHECK(broken_tags(page) == "");
+    const auto c = curves(page);
+    REQUIRE(c.size() == 6);                            // loss, validation, norm, lr, tokens/s, share of the peak
+    CHECK(points_of(c[0]) == 20);
+    CHECK(points_of(c[1]) == 4);
+    CHECK(c[0].find("M0.0 ") == 0);                    // step 1 at the left end, step 20 at the right one
+    const double lowest = 1000 * (1 - (1 - 0.75) / (2.9 - 0.75));
+    CHECK(contains(c[0], format("L1000.0 %.1f", lowest)));
+    for (const char* cell : {"<td>step</td><td>20</td>", "<td>loss</td><td>1.0000</td>",
+                             "<td>validation loss</td><td>1.2500 <small>at 20</small></td>",
+                             "<td>best validation loss</td><td>0.7500 <small>at 15</small></td>",
+                             "<td>tokens/s, median</td><td>31.2k</td>",
+                             "<td>share of the measured peak</td><td>41.2 % <small>of 212 GFLOP/s</small></td>",
+                             "<td>weights</td><td><span class=\"bar\" style=\"--part:25.0%\">16.0 MB</span></td>",
+                             "<td>all that is planned</td><td><span class=\"bar\" style=\"--part:50.0%\">32.0 MB<",
+                             "<td>held by the process</td><td><span class=\"bar\" style=\"--part:100.0%\">64.0 MB<",
+                             "<td>lr</td><td>0.1 <small>&lt;default&gt;</small></td>",
+                             "<td>compiler</td><td>g++ &lt;12&gt;</td>"}) {
+        CAPTURE(cell);
+        CHECK(count(page, cell) == 1);
+    }
+    CHECK(!contains(page, "remark"));
+    CHECK(!contains(page, "config.lr"));
+    CHECK(contains(page, "<pre>&lt;script&gt;alert('x')&lt;/script&gt; &amp; &quot;more&quot; &#9217;\xEF\xBF\xBD</pre>"));
+    CHECK(page.find("step 20</summary>") < page.find("step 10</summary>"));
+    CHECK(contains(page, "prefers-color-scheme: dark"));
+    for (const char* outside : {"http", "src=", "href=", "@import", "url("}) CHECK(count(page, outside) == 0);
+    CHECK(count(page, "<script") == 1);                // its own
+    CHECK(page.ends_with("</body></html>\n"));
+    CHECK(!fs::exists(f.path / "run/run.html.tmp"));
+}
+
+TEST_CASE("what is not known is said to be so, or not drawn") {
+    const RunLab f;
+    RunFolder run(f.run());
+    for (long step = 1; step <= 3; ++step) {
+        StepLog s = step_log(step, 1);
+        s.mfu = -1, s.resident = -1;
+        run.log(s);
+    }
+    run.write_html();
+    CHECK(curves(f.read("run.html")).size() == 5);     // the one of validation is empty
+    CHECK(!contains(f.read("run.html"), "measured peak"));
+    CHECK(contains(f.read("run.html"), "<td>held by the process</td><td>not known</td>"));
+}
+
+TEST_CASE("names, settings and samples of any bytes stay text") {
+    const std::string evil = "</td></pre><script>x()</script>\"'&amp;\x02\r\xFF\xC3";
+    const RunLab f;
+    const std::string folder = f / "<b>\"a\xFF";
+    RunFolder run(folder);
+    run.write_config("data = \"" + evil + "\"   # " + evil + "\n" + evil + " = 1\n");
+    run.write_run_json({{evil, evil}, {"memory." + evil, evil}, {"peak_flops", evil}});
+    run.log(step_log(1, 1));
+    run.sample(1, evil);
+    run.write_html();
+    for (const std::string& page : {get(fs::path(folder) / "run.html"), [&] {
+             write_report({folder, folder}, f / "two.html");
+             return get(f / "two.html");
+         }()}) {
+        CHECK(broken_tags(page) == "");
+        CHECK(count(page, "<script") == 1);
+        CHECK(!contains(page, "x()</script>"));
+        CHECK(page.find_first_of(std::string("\x02\r\xFF\xC3")) == std::string::npos);
+        CHECK(contains(page, "&lt;b&gt;&quot;a\xEF\xBF\xBD"));
+    }
+}
+
+TEST_CASE("the page survives no point, one, two, and the same value twice") {
+    for (long steps : {0, 1, 2}) {
+        CAPTURE(steps);
+        const RunLab f;
+        RunFolder run(f.run());
+        for (long step = 1; step <= steps; ++step) {
+            StepLog s = step_log(step, 0);
+            s.val_loss = 0;
+            run.log(s);
+        }
+        run.write_html();
+        const std::string page = f.read("run.html");
+        const auto c = curves(page);
+        CHECK(c.size() == (steps ? 6 : 0));
+        for (const std::string& curve : c) CHECK(points_of(curve) == size_t(steps));
+        CHECK(count(page, "no step yet") == (steps ? 0 : 1));
+        CHECK(count(page, "nan") + count(page, "inf") == 0);
+        CHECK(broken_tags(page) == "");
+        if (steps) CHECK(count(page, "<i class=") >= 4);
+    }
+}
+
+TEST_CASE("values that differ in their last bits are drawn too") {
+    for (const double value : {1.0, 1e-300, 1e300, 5e-324, -3e15}) {
+        CAPTURE(value);
+        const RunLab f;
+        RunFolder run(f.run());
+        run.log(step_log(1, value)), run.log(step_log(2, std::nextafter(value, INFINITY)));
+        run.write_html();
+        const std::string page = f.read("run.html");
+        CHECK(points_of(curves(page)[0]) == 2);
+        CHECK(count(page, "<i class=") < 80);
+    }
+}
+
+TEST_CASE("a hundred thousand steps are drawn with a thousand points and keep their spike") {
+    RunPage run;
+    for (long step = 1; step <= 100000; ++step) {
+        const double loss = step == 50003 ? 9 : 1 + 1e-4 * double(step % 7), val = step % 100 ? NAN : loss;
+        run.points.push_back({double(step), loss, loss, loss, loss, val, loss, loss});
+    }
+    const std::string page = html_page({&run, 1});
+    const auto c = curves(page);
+    REQUIRE(c.size() == 6);
+    for (const std::string& curve : c) {
+        CHECK(points_of(curve) <= 1000);
+        CHECK(points_of(curve) >= 900);
+    }
+    CHECK(count(c[0], " 0.0") == 1);                   // the spike reaches the top of the chart
+    CHECK(page.size() < 150000);
+}
+
+TEST_CASE("steps that were not finite leave a gap and are counted") {
+    const RunLab f;
+    RunFolder run(f.run());
+    for (long step = 1; step <= 9; ++step)
+        run.log(step_log(step, step == 3 ? NAN : step == 6 ? INFINITY : double(step)));
+    run.write_html();
+    const std::string page = f.read("run.html");
+    CHECK(count(curves(page)[0], "M") == 3);
+    CHECK(points_of(curves(page)[0]) == 7);
+    CHECK(contains(page, "<td>not finite</td><td><b>2</b> steps</td>"));
+    CHECK(broken_tags(page) == "");
+}
+
+TEST_CASE("of many samples the newest are open, and thirty of the older ones can be unfolded") {
+    RunPage run;
+    for (long step = 1; step <= 1000; ++step) run.samples.push_back({step, "text of " + std::to_string(step)});
+    const std::string page = html_page({&run, 1});
+    CHECK(count(page, "<details open>") == 3);
+    CHECK(count(page, "<details>") == 30);
+    CHECK(contains(page, "text of 998<"));
+    CHECK(contains(page, "Of the older ones every 34th"));
+    run.samples.resize(20);
+    CHECK(count(html_page({&run, 1}), "<details>") == 17);
+}
+
+// Two runs: their settings, and `losses` of the second one; the first has 1.
+std::vector<RunPage> two_runs(size_t steps) {
+    std::vector<RunPage> runs(2);
+    for (size_t r = 0; r < 2; ++r) {
+        runs[r].name = r ? "right <2>" : "left";
+        runs[r].config = format("lr = %g      # flag\nseed = 1   # %s\n", r ? 0.5 : 0.25, r ? "default" : "flag");
+        runs[r].facts = {{"compiler", "g++"}, {"data", r ? "shards" : "texts"}, {"peak_flops", r ? "2e9" : "1e9"}};
+        for (size_t i = 1; i <= steps; ++i) {
+            const double v = double(r + i);
+            runs[r].points.push_back({double(i), v, v, v, v, i % 2 ? NAN : v, 0.5, v});
+        }
+    }
+    runs[1].config += "only = true\n";
+    return runs;
+}
+
+TEST_CASE("several runs lie over one another, each in a colour; the table shows what differs between them") {
+    const std::string page = html_page(two_runs(4));
+    CHECK(broken_tags(page) == "");
+    CHECK(contains(page, "<title>2 runs</title>"));
+    const auto c = curves(page);
+    REQUIRE(c.size() == 12);
+    for (size_t chart = 0, at = 0; at < c.size(); ++at, chart = at / 2) CHECK(points_of(c[at]) == (chart == 1 ? 2 : 4));
+    CHECK(c[0].find("M0.0 1000.0") == 0);              // on the same axes
+    CHECK(c[1].find("M0.0 750.0") == 0);
+    CHECK(count(page, "class=\"curve color-0 ") == 6);
+    CHECK(count(page, "class=\"curve color-1 ") == 6);
+    CHECK(count(page, "</b> right &lt;2&gt;</span>") == 5);   // a legend a chart
+    CHECK(count(page, "</b> right &lt;2&gt;</th>") == 4);     // and a column in each table
+    CHECK(contains(page, "<td>lr</td><td>0.25</td><td>0.5</td>"));
+    CHECK(contains(page, "<td>only</td><td>&ndash;</td><td>true</td>"));
+    CHECK(contains(page, "<td>data</td><td>texts</td><td>shards</td>"));
+    CHECK(contains(page, "<td>50.0 % <small>of 1 GFLOP/s</small></td><td>50.0 % <small>of 2 GFLOP/s</small></td>"));
+    CHECK(!contains(page, "<td>seed</td>"));           // only its origin differs
+    CHECK(!contains(page, "<td>compiler</td>"));
+}
+
+TEST_CASE("a seventh run has the colour of the first and dashes; a run without steps has a column too") {
+    std::vector<RunPage> runs(7);
+    for (size_t i = 1; i < 7; ++i) runs[i].points = two_runs(4)[0].points;
+    const std::string page = html_page(runs);
+    CHECK(broken_tags(page) == "");
+    CHECK(count(page, "class=\"curve color-5 ") == 6);
+    CHECK(count(page, "class=\"curve color-0 thin dashed\"") == 1);
+    CHECK(contains(page, "<td>step</td><td>no step yet</td><td>4</td>"));
+}
+
+TEST_CASE("a chart takes any curves, names that are not its own, and nothing at all") {
+    CHECK(chart("t", {}) == "");
+    CHECK(chart("t", {{"a", "color-0", {{1, NAN}}}}) == "");
+    const std::string some = chart("<t>", {{"<a>", "color-0", {{1, 2}, {3, 4}}}, {"", "color-1", {{2, 8}}}});
+    CHECK(broken_tags(some) == "");
+    CHECK(curves(some) == std::vector<std::string>{"M0.0 1000.0h0L1000.0 666.7", "M500.0 0.0h0"});
+    CHECK(count(some, "&lt;t&gt;") == 2);
+    CHECK(count(some, "&#9632;") == 1);
+    CHECK(contains(some, "data-range=\"1 3 2 8\""));
+    CHECK(contains(chart("t", {{"", "color-0", {{1, 2}, {3, 4}}}}, Floor::zero), "data-range=\"1 3 0 4\""));
+}
+
+}  // TEST_SUITE
