@@ -11,6 +11,7 @@ SUITE      ?=#            names of test suites: build and run only those
 ON         ?=#            host, kernels or simt: run only that of their binaries
 TEST_ARGS  ?=#            flags of doctest
 ARGS       ?=#            flags for `make train`
+BENCH      ?=#            rows and types that `make bench` measures: all
 CUDA_ARCHS ?= 90
 NVCC       ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 BUILD      ?= build/$(if $(DEBUG),debug,$(notdir $(CXX)))$(if $(BARE),-bare)
@@ -29,7 +30,7 @@ endif
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all train test tests headers tsan parity mutants bug copytest fuzz kill-test test-long clang cuda deps doctor
-.PHONY: clean help need-program need-doctest FORCE
+.PHONY: bench clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -200,6 +201,12 @@ $(BUILD)/headers/%.ok: % $(BUILD)/flags
 parity:
 	@$(MAKE) --no-print-directory test SUITE=parity && sed -n 's/^parity: //p' $(BUILD)/test_kernels.log
 
+# How near a step is to its own matrix products and to the machine; BENCH="124M-B4-T64 bf16" picks rows (dev/bench).
+bench: $(BUILD)/bench
+	@./$< $(BENCH)
+$(BUILD)/bench: $(BUILD)/cpu/dev/bench/bench.o $(BODIES)
+	@$(LINK)
+
 # One-line bugs (test/mutants.txt): the suites must notice every one of them; `bug` trains with one, beside the right run.
 mutants:
 	@test/mutants.sh $(NAME)
@@ -304,6 +311,7 @@ help:
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
 	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with and without one"
 	@echo "make parity      the worst errors against PyTorch and transformers, a row a model"
+	@echo "make bench       a step next to its own matrix products, speed and memory of its pieces (BENCH='124M-B4-T64 bf16')"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
 	@echo "make kill-test   50 kills of a run that saves each step: nothing that was saved is lost"

@@ -1,5 +1,6 @@
 // plan_test.cu - what a dry run says a run will cost, against closed forms and against what is then allocated.
 #include "test/model.h"
+#include "dev/bench/bench.h"
 
 using namespace baretrain;
 using namespace baretrain::test;
@@ -89,6 +90,49 @@ TEST_CASE("a run allocates, class by class, what its plan says") {
         CHECK(memory_facts(m.arena.parts(), plan.peak) == memory_facts(plan.parts, plan.peak));
         CHECK(plan.held() < plan.peak);
         CHECK(m.t.matmul.flops() == plan.matmul_flops);
+    }
+}
+
+TEST_CASE("what `make bench` replays of a step are the products that the plan counts, and nothing else runs") {
+    for (const ModelShape& shape : all_shapes()) {
+        CAPTURE(shape.family);
+        Model<bf16> m(shape, {7, 4, 1});
+        const std::vector<Rows> micros{make_rows({7, 7, 7, 7}, 40)};
+        std::map<std::string, bench::Phase> all;
+        {
+            const bench::Phases whole(m.t.device, false);
+            train_step(m.t, micros);
+            all = whole.by_operation();
+            CHECK(whole.products().flops == plan_of<bf16>(m.config, m.params).matmul_flops);
+        }
+        CHECK(all.count("adamw"));
+        CHECK(all.count("attention_backward"));
+        CHECK(all.at("linear_forward").product);
+        const auto weights = m.tensors(m.t.weights);
+        const double before = m.t.matmul.flops();
+        const long launches = m.t.device.launches;
+        const bench::Phases replay(m.t.device, true);
+        train_step(m.t, micros);
+        CHECK(replay.products().flops == m.t.matmul.flops() - before);
+        CHECK(replay.products().seconds > 0);
+        CHECK(m.t.device.launches > launches);         // counted, as on every dry device
+        CHECK(m.tensors(m.t.weights) == weights);      // AdamW did not run
+    }
+}
+
+TEST_CASE("the models of `make bench` are those that it names") {
+    const auto millions = [](const bench::Case& c) { return double(bench::config_of(c, "bf16").shape.parameters()) / 1e6; };
+    CHECK(millions(bench::cases[2]) == doctest::Approx(124.44).epsilon(1e-4));   // with all of its positions
+    for (const bench::Case& c : bench::cases) {
+        CAPTURE(c.name);
+        const Config config = bench::config_of(c, "fp32");
+        const std::string name = c.name, size = concat("-B", config.batch, "-T", config.seq);
+        CHECK(name.substr(name.size() - size.size()) == size);
+        const std::vector<Rows> rows = bench::random_rows(config);
+        CHECK(rows[0].tokens.size() == size_t(config.tokens_per_step));
+        CHECK(rows[0].documents.size() == size_t(config.batch) + 1);
+        CHECK(rows[0].documents.back() == int(config.tokens_per_step));
+        CHECK(plan_of<float>(config, Params(config.shape)).matmul_flops > 0);
     }
 }
 
