@@ -1,16 +1,12 @@
 // config.cpp - body of config.h: loops over the table of keys that read, check, print and save a configuration.
-// Copy with: config.h, config/keys.h, shape.h, shape.cpp, schedule.h, device/error.h, CLI11, toml++, nlohmann-json
+// Copy with: config.h and what it names
 #include "config.h"
 #include "config/keys.h"
+#include "config/recipe.h"
 #include <CLI/CLI.hpp>
 #include <climits>
 #include <filesystem>
 #include <set>
-#include <sstream>
-// The library takes "[.]" for impossible and would abort the program: it is an error in a file like any other.
-constexpr void expect_toml(bool ok) { if (!ok) throw std::logic_error("not TOML"); }
-#define TOML_ASSERT(expr) expect_toml(static_cast<bool>(expr))
-#include <toml++/toml.h>
 
 namespace baretrain {
 
@@ -39,41 +35,21 @@ bool is_later(const std::string& name, const Given& g) {
 
 // ---- the recipe ----
 
-// A TOML value as the text that a flag would have, and as it stands in the file.
-std::pair<std::string, std::string> toml_texts(const toml::node& node) {
-    if (const auto v = node.value_exact<std::string>()) return {*v, '"' + *v + '"'};
-    std::string text = "a table, array or date";
-    if (const auto v = node.value_exact<bool>()) text = value_text(*v);
-    else if (const auto v = node.value_exact<int64_t>()) text = value_text(*v);
-    else if (const auto v = node.value_exact<double>()) text = value_text(*v);
-    return {text, text};
-}
-
 Values read_recipe(const std::string& path, unsigned command) {
-    if (!std::filesystem::is_regular_file(path)) throw Usage("--config ", path, ": no such file");
-    toml::table recipe;
-    try {
-        recipe = toml::parse_file(path);
-    } catch (const toml::parse_error& e) {
-        throw Usage(path, ":", e.source().begin.line, ": ", e.description());
-    } catch (const std::logic_error&) {
-        throw Usage(path, ": not TOML: a table, [name], begins with something that is no name");
-    }
     Config c;
     const std::vector<Key> keys = all_keys(c);
     Values values;
-    for (const auto& [toml_key, node] : recipe) {
-        const std::string name(toml_key.str()), at = concat(path, ":", toml_key.source().begin.line);
-        const auto [text, shown] = toml_texts(node);
-        const Given g{text, at, at + ": " + name + " = " + shown};
-        if (is_later(name, g)) continue;
-        const auto key = std::find_if(keys.begin(), keys.end(), [&](const Key& k) { return k.name == name; });
-        if (key == keys.end()) unknown(at + ": " + name, name, false);
-        const bool quoted = node.is_string(), wants_string = std::holds_alternative<std::string*>(key->slot);
+    for (const TomlValue& v : read_toml(path)) {
+        const std::string at = concat(path, ":", v.line);
+        const Given g{v.text, at, at + ": " + v.name + " = " + v.shown};
+        if (is_later(v.name, g)) continue;
+        const auto key = std::find_if(keys.begin(), keys.end(), [&](const Key& k) { return k.name == v.name; });
+        if (key == keys.end()) unknown(at + ": " + v.name, v.name, false);
+        const bool wants_string = std::holds_alternative<std::string*>(key->slot);
         // --val is a path or a number, so its key may be either.
-        if (quoted != wants_string && !(name == "val" && node.is_number()))
+        if (v.is_string != wants_string && !(v.name == "val" && v.is_number))
             throw Usage(g.subject, ": expected ", expected(*key));
-        if (key->commands & command) values[name] = g;  // one recipe serves several commands
+        if (key->commands & command) values[v.name] = g;  // one recipe serves several commands
     }
     return values;
 }
@@ -343,11 +319,7 @@ std::string to_toml(const Config& config) {
             const bool place = name == "out" || name == "resume";      // where a run lies is not what it does
             if (open || place || !(k.commands & bit_of(c.command))) continue;
             std::string line = name + " = " + value;
-            if (std::holds_alternative<std::string*>(k.slot)) {
-                std::ostringstream quoted;
-                quoted << toml::toml_formatter(toml::table{{name, value}}, toml::format_flags::none);
-                line = quoted.str();
-            }
+            if (std::holds_alternative<std::string*>(k.slot)) line = toml_string(name, value);
             line.resize(std::max<size_t>(line.size() + 1, 32), ' ');
             text += line + "# " + c.origin[name] + "\n";
         }

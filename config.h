@@ -1,5 +1,5 @@
 // config.h - the command line and the recipe: one table of keys gives flags, TOML, help, checks and the saved file.
-// Copy with: config.cpp, config/keys.h, schedule.h and what they name, CLI11, toml++, nlohmann-json
+// Copy with: config.cpp, config/keys.h, config/recipe.h, schedule.h and what they name, CLI11, toml++, nlohmann-json
 // Flags are named like the TOML keys, and members like both (- becomes _). Flags win over --config FILE, and that wins
 // over the defaults. parse() resolves and checks every number: the shape comes from the preset, from DIR/config.json or
 // from the defaults, with the shape flags on top. Wrong usage throws Usage, one line.

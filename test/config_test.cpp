@@ -239,6 +239,25 @@ TEST_CASE("a recipe that is broken is refused with its file and line") {
     CHECK(refusal({"--config", "/nowhere.toml"}) == "--config /nowhere.toml: no such file");
 }
 
+TEST_CASE("characters beyond ASCII stand in strings and comments of a recipe, and nowhere else") {
+    const TempFolder folder;
+    const auto tried = [&](const std::string& text) {
+        const std::string file = folder.put("r.toml", text), message = refusal({"--config", file});
+        return message.starts_with(file) ? message.substr(file.size()) : message;
+    };
+    for (const char* good : {"prompt = \"ü世\" # é\n", "  prompt='ü'\t# \" é\r\n", "# é", "\xEF\xBB\xBFlr = 1",
+                             "prompt = \"a\\\"ü\\\\\"", "prompt = \"\" # é", "prompt = '''\n# é\n'''"})
+        CHECK_MESSAGE(tried(good) == "accepted", good);
+    const std::string outside = ": a character beyond ASCII stands outside of name = \"text\" and # comments";
+    for (const char* open : {"prompt = \"é", "prompt = 'é\\", "prompt = \"é\\"}) CHECK(tried(open).starts_with(":1: "));
+    CHECK(tried("# é\nlr = 1\n¡ = 2") == ":3" + outside);
+    for (const char* bad : {"lr = é", "prompt = \"a\" é", "x = 9\"é\"",
+                            "prompt = \"\"\"a\\\n  é\"\"\"", "prompt = '''\nx = 'a' # ''' é"}) {
+        const std::string found = tried(bad);
+        CHECK_MESSAGE(found.ends_with(outside), bad, found);
+    }
+}
+
 TEST_CASE("config.toml reads back to an equal configuration, with origins as comments") {
     const TempFolder folder;
     const std::vector<std::vector<std::string>> lines = {

@@ -81,7 +81,8 @@ inline Parser recipe_parser() {
     const char* const none[] = {"train_gpt"};
     const std::string all = to_toml(parse(1, none).config);
     const std::string few = "# few\nfamily = \"gpt2\"\nlayers = 2\ntied = true\nlr = 1e-3\n";
-    return {"recipe", {few, all}, [path](const std::string& bytes) {
+    const std::string odd = "\xEF\xBB\xBFprompt = \"é\\\\\" # ¡\ndata = '、'\nlr = 1\n# é\nval = '''\n0'''\n";
+    return {"recipe", {few, all, odd}, [path](const std::string& bytes) {
         put(path, bytes);
         const char* const words[] = {"train_gpt", "--config", path.c_str()};
         to_toml(parse(3, words).config);
