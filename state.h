@@ -82,13 +82,16 @@ public:
     void update(Device& d, GradStore<R>& grads, View<const StepState> step) {
         for (int u = 0; u < params_.units(); ++u) {
             d.mark(Mark::update, u);
-            const size_t i = size_t(u);
-            for (const OptimizerSpan& s : params_.spans(u))
-                adamw<T>(d, {weights_.owned(u).data + s.offset, master_.empty() ? nullptr : master_[i].data + s.offset,
-                             m_[i].data + s.offset, v_[i].data + s.offset, grads.owned(u).data + s.offset, s.count,
-                             R(s.decay), R(1), (uint64_t(u) << 40) + uint64_t(s.offset)}, step);
+            for (const OptimizerSpan& s : params_.spans(u)) adamw<T>(d, span(grads, u, s), step);
             weights_.publish(u);
         }
+    }
+    // What the update of a part of a unit works on.
+    AdamSpan<T> span(GradStore<R>& grads, int unit, const OptimizerSpan& s) const {
+        const size_t i = size_t(unit);
+        return {weights_.owned(unit).data + s.offset, master_.empty() ? nullptr : master_[i].data + s.offset,
+                m_[i].data + s.offset, v_[i].data + s.offset, grads.owned(unit).data + s.offset, s.count,
+                R(s.decay), R(1), (uint64_t(unit) << 40) + uint64_t(s.offset)};
     }
 
     // Everything that a resumed run needs besides the weights.

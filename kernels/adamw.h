@@ -1,12 +1,12 @@
 // adamw.h - AdamW (Loshchilov, Hutter 2019), and the one device struct that holds what changes from step to step.
-// Copy with: device.h and what it names
+// Copy with: kernels/reduce.h, device.h and what they name
 //   m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2
 //   w -= lr * ( (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + decay * w ),  t = number of the step, from 1
 // The clip scale multiplies g here, so clipping costs no pass of its own. The update runs on the master weight
 // (Real<T>); the weight that the model multiplies by is its rounded copy. Without a master a bf16 weight is rounded up
 // or down at random, with the probabilities that make the mean exact: to the nearest, small updates would all be lost.
 #pragma once
-#include "device.h"
+#include "kernels/reduce.h"
 
 namespace baretrain {
 
@@ -52,25 +52,72 @@ BT_HD inline bf16 round_stochastically(float x, uint32_t random) {
     return bf16(x);
 }
 
-template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* s) {
+// One element of a span after the step; its weight is that of the master, where there is one, and what it was before.
+template <class R> struct AdamElement { R before, w, m, v; };
+
+// A step on the elements of a span, as numbers of the span's type.
+template <class T> struct AdamStep {
     using R = Real<T>;
-    if (s->skip) return;
-    const R lr = R(s->lr) * a.lr_factor, decay = R(s->decay) * a.decay, scale = R(s->scale), eps = R(s->eps);
-    const R b1 = R(s->beta1), b2 = R(s->beta2), unbias1 = R(1 / s->correct1);
-    const R unbias2 = R(1 / s->correct2);
-    const R n1 = R(1 - s->beta1), n2 = R(1 - s->beta2);  // in double: 1 - 0.999f is wrong in the fifth digit
-    const auto [begin, end] = block_span(a.n);
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    R lr, decay, scale, eps, b1, b2, unbias1, unbias2, n1, n2;
+    __device__ AdamStep(const AdamSpan<T>& a, const StepState* s)
+        : lr(R(s->lr) * a.lr_factor), decay(R(s->decay) * a.decay), scale(R(s->scale)), eps(R(s->eps)), b1(R(s->beta1)),
+          b2(R(s->beta2)), unbias1(R(1 / s->correct1)), unbias2(R(1 / s->correct2)), n1(R(1 - s->beta1)),
+          n2(R(1 - s->beta2)) {}                       // in double: 1 - 0.999f is wrong in the fifth digit
+    __device__ AdamElement<R> at(const AdamSpan<T>& a, long i) const {
         const R g = a.g[i] * scale, w = a.master ? a.master[i] : R(a.w[i]);
         const R m = b1 * a.m[i] + n1 * g, v = b2 * a.v[i] + n2 * g * g;
-        a.m[i] = m;
-        a.v[i] = v;
-        const R updated = w - lr * (m * unbias1 / (sqrt(v * unbias2) + eps) + decay * w);
-        if (a.master) a.master[i] = updated;
-        if constexpr (!std::is_same_v<T, R>)
-            a.w[i] = a.master ? T(updated) : round_stochastically(
-                updated, philox(s->seed, Stream::round, s->step, a.first + uint64_t(i)).v[0]);
+        return {w, w - lr * (m * unbias1 / (sqrt(v * unbias2) + eps) + decay * w), m, v};
     }
+    // The weight as the model gets it.
+    __device__ T published(const AdamSpan<T>& a, const StepState* s, long i, R w) const {
+        if constexpr (std::is_same_v<T, bf16>)
+            if (!a.master)
+                return round_stochastically(w, philox(s->seed, Stream::round, s->step, a.first + uint64_t(i)).v[0]);
+        return T(w);
+    }
+};
+
+template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* s) {
+    if (s->skip) return;
+    const AdamStep<T> step(a, s);
+    const auto [begin, end] = block_span(a.n);
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const AdamElement<Real<T>> e = step.at(a, i);
+        a.m[i] = e.m;
+        a.v[i] = e.v;
+        if (a.master) a.master[i] = e.w;
+        if constexpr (!std::is_same_v<T, Real<T>>) a.w[i] = step.published(a, s, i, e.w);
+    }
+}
+
+// Sums of squares of what the step is about to make of a span: weight, gradient before clipping, change of the weight,
+// m, v. In double: a change is often smaller than the float between two weights, a square of v than all floats.
+inline constexpr long adamw_squares = 5;
+template <class T> __global__ void adamw_square_parts_kernel(double* parts, AdamSpan<T> a, const StepState* s) {
+    using R = Real<T>;
+    const AdamStep<T> step(a, s);
+    const long begin = blockIdx.x * square_span, end = begin + square_span < a.n ? begin + square_span : a.n;
+    double w = 0, g = 0, change = 0, m = 0, v = 0;
+    const auto add_all = [&](auto element) {
+        for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+            const AdamElement<R> e = element(i);
+            const double after = double(e.w), moved = after - double(e.before);
+            w += after * after, change += moved * moved, g += double(a.g[i]) * double(a.g[i]);
+            m += double(e.m) * double(e.m), v += double(e.v) * double(e.v);
+        }
+    };
+    if (s->skip) add_all([&](long i) {
+        const R same = a.master ? a.master[i] : R(a.w[i]);
+        return AdamElement<R>{same, same, a.m[i], a.v[i]};
+    });
+    else if (a.master) add_all([&](long i) { return step.at(a, i); });
+    else add_all([&](long i) {
+        const AdamElement<R> e = step.at(a, i);
+        return AdamElement<R>{e.before, R(step.published(a, s, i, e.w)), e.m, e.v};
+    });
+    const double sums[] = {block_sum(w), block_sum(g), block_sum(change), block_sum(m), block_sum(v)};
+    if (threadIdx.x == 0)
+        for (long k = 0; k < adamw_squares; ++k) parts[blockIdx.x * adamw_squares + k] = sums[k];
 }
 
 inline void decide(Device& d, View<StepState> s, View<const double> parts, View<const double> loss_parts = {}) {
@@ -83,6 +130,18 @@ template <class T> void adamw(Device& d, const AdamSpan<T>& span, View<const Ste
     const size_t master = std::is_same_v<T, Real<T>> || !span.master ? 0 : 2 * sizeof(Real<T>);
     grid.work.bytes = double(span.n) * double(2 * sizeof(T) + 5 * sizeof(Real<T>) + master);
     launch(d, grid, adamw_kernel<T>, span, s.data);
+}
+
+// Before adamw(), of the same span. total: (1, adamw_squares), added to. parts: scratch of at least square_parts(n) rows.
+template <class T>
+void add_adamw_squares(Device& d, View<double> total, const AdamSpan<T>& span, View<const StepState> s,
+                       View<double> parts) {
+    const long P = square_parts(span.n);
+    const View<double> used = {parts.row_range(0, P).data, P, adamw_squares};
+    Grid grid(P);
+    grid.work.bytes = double(span.n) * double(4 * sizeof(Real<T>));
+    launch(d, grid, adamw_square_parts_kernel<T>, used.data, span, s.data);
+    add_statistics(d, total, used, adamw_squares);
 }
 
 }  // namespace baretrain

@@ -1,4 +1,5 @@
-// reduce.h - sums over many rows or elements, in fixed order: column sums (bias gradients) and sums of squares (norms).
+// reduce.h - sums over many rows or elements, in fixed order: column sums (bias gradients), sums of squares (norms), and
+// what statistics of activations need.
 // Copy with: device.h and what it names
 // Two stages: parts of a fixed size, never one per thread, then the parts in order. So the bits depend on sizes alone.
 #pragma once
@@ -38,6 +39,48 @@ template <class R> __global__ void square_parts_kernel(double* parts, const R* x
     for (long i = begin + threadIdx.x; i < end; i += blockDim.x) sum += x[i] * x[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = double(sum);
+}
+
+// Squares, zeros and the largest magnitude of a span, in double: the squares of second moments are below all floats.
+inline constexpr long magnitude_sums = 2, magnitudes = 3;
+template <class T> __global__ void magnitude_parts_kernel(double* parts, const T* x, long n) {
+    using R = Real<T>;
+    const long begin = blockIdx.x * square_span, end = begin + square_span < n ? begin + square_span : n;
+    double squares = 0, zeros = 0;
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const double v = double(R(x[i]));
+        squares += v * v, zeros += v == 0 ? 1 : 0;
+    }
+    R top = 0;
+    BT_VECTOR_MAX(top)
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const R v = R(x[i]) < 0 ? -R(x[i]) : R(x[i]);
+        top = v > top ? v : top;                       // a NaN shows in the squares
+    }
+    squares = block_sum(squares), zeros = block_sum(zeros), top = block_max(top);
+    if (threadIdx.x) return;
+    double* const part = parts + blockIdx.x * magnitudes;
+    part[0] = squares, part[1] = zeros, part[2] = squares != squares ? squares : double(top);
+}
+
+// Second stage of statistics: column c of total += those of the parts (P, C) in order, or from `sums` on their maximum.
+template <class V> __global__ void add_statistics_kernel(V* total, const V* parts, long P, long C, long sums) {
+    for (long c = threadIdx.x; c < C; c += blockDim.x)
+        for (long p = 0; p < P; ++p)
+            total[c] = c < sums ? total[c] + parts[p * C + c] : Max()(total[c], parts[p * C + c]);
+}
+inline void add_statistics(Device& d, View<double> total, View<const double> parts, long sums) {
+    require_equal(total.count(), parts.cols, "add_statistics: columns of total and parts");
+    launch(d, Grid(1, 32).moves(parts), add_statistics_kernel<double>, total.data, parts.data, parts.rows, parts.cols, sums);
+}
+
+// total: (1, magnitudes), added to: sum of squares, number of zeros, largest magnitude. x: rows without gaps. parts:
+// scratch of at least square_parts(count of x) rows.
+template <class T> void add_magnitudes(Device& d, View<double> total, View<const T> x, View<double> parts) {
+    require(x.dense(), "add_magnitudes: rows without gaps");
+    const View<double> used = {parts.row_range(0, square_parts(x.count())).data, square_parts(x.count()), magnitudes};
+    launch(d, Grid(used.rows).moves(x), magnitude_parts_kernel<T>, used.data, x.data, x.count());
+    add_statistics(d, total, used, magnitude_sums);
 }
 
 // sum: (1, C) = or += the sums over the rows of x (N, C). parts: (column_sum_parts(N), C) scratch.
