@@ -27,6 +27,7 @@ const char* const samples_name = "samples.jsonl";
 const char* const config_name = "config.toml";
 const char* const facts_name = "run.json";
 const char* const page_name = "run.html";
+const char* const stats_name = "stats.jsonl";
 
 // One line, or indented. What is not UTF-8 becomes U+FFFD; NaN and infinity, which JSON does not have, become null.
 std::string text_of(const json& j, int indent = -1) {
@@ -49,6 +50,15 @@ json json_of(const StepLog& log) {
     if (!log.bytes.empty()) line["bytes"] = log.bytes;
     if (!log.skipped.empty()) line["skipped"] = log.skipped;
     if (!nonfinite.empty()) line["nonfinite"] = nonfinite;
+    return line;
+}
+
+json json_of(const StatsLog& log) {
+    json line = {{"step", log.step}};
+    for (const auto& [name, numbers] : log.tensors)
+        for (const auto& [what, v] : numbers) line["tensors"][name][what] = v;
+    for (const auto& [name, numbers] : log.activations)
+        for (const auto& [what, v] : numbers) line["activations"][name][what] = v;
     return line;
 }
 
@@ -190,8 +200,7 @@ RunFolder::RunFolder(const std::string& path, long resume_after_step)
     if (resume_after_step < 0) return;
     std::error_code error;
     fs::remove(file("stop"), error);                   // the wish of the run before
-    cut_log(file(log_name), resume_after_step);
-    cut_log(file(samples_name), resume_after_step);
+    for (const char* name : {log_name, samples_name, stats_name}) cut_log(file(name), resume_after_step);
     page_ = read_run(path);
 }
 
@@ -232,6 +241,8 @@ void RunFolder::sample(long step, const std::string& text) {
     append(file(samples_name), line);
     page_.samples.emplace_back(step, utf8(text));
 }
+
+void RunFolder::stats(const StatsLog& log) { append(file(stats_name), text_of(json_of(log))); }
 
 void RunFolder::trace(const std::string& json, const std::string& html) {
     page_.trace = html;

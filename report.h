@@ -1,8 +1,8 @@
 // report.h - what a run says: the console line of a step, and the run folder with its log and its page.
 // Copy with: report.cpp, page.h, files.h and what they name, nlohmann-json
-// Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  run.html (one file, no network), and beside
-// them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow by whole lines; a line
-// torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
+// Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  stats.jsonl  run.html (one file, no
+// network), and beside them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow by
+// whole lines; a line torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
 #pragma once
 #include "page.h"
 #include <map>
@@ -20,6 +20,14 @@ struct StepLog {
     std::optional<double> val_loss;                    // where it was evaluated
     std::map<std::string, double> ms, bytes;           // time and traffic by phase
     std::string skipped;                               // why the update was left out; empty: it was not
+};
+
+// Statistic by statistic of each tensor, and of each activation of each block.
+struct StatsLog {
+    using Numbers = std::vector<std::pair<std::string, double>>;
+    using Row = std::pair<std::string, Numbers>;
+    long step = 0;
+    std::vector<Row> tensors, activations;
 };
 
 std::string log_header();                              // what the columns mean, one line
@@ -52,6 +60,7 @@ public:
     void log(const StepLog& log);   // one line, written when it returns; steps only grow, or come again
                                     // with more in them (val_loss): then the line is replaced
     void sample(long step, const std::string& text);
+    void stats(const StatsLog& log);
     void trace(const std::string& json, const std::string& html);   // trace.json, and a picture for run.html
     void write_html() const;
     bool stop_requested() const;                       // somebody made a file `stop` in the folder

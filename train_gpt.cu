@@ -35,6 +35,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
         for (long block = 0; block < blocks; ++block) {
             auto w = t.weights.gather(block_unit(block));
             x = block_forward(c, *w, t.acts[size_t(block)], x, rows);
+            t.stats.activations(t.device, block, t.acts[size_t(block)]);
             t.weights.release(w);
         }
         norm_forward(c, t.final, t.final_stats, x, ends->norm);
@@ -65,6 +66,7 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     require_equal(long(micros.size()), t.micro_batches(), "train_step: micro-batches of a step");
     long trained = 0;
     for (const Rows& m : micros) trained += m.trained();
+    t.stats.begin_step(t.device, t.step + 1);
     gradients(t, micros, trained);
 
     long part = 0;
@@ -82,6 +84,7 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     copy_bytes(t.device, t.state.data, &now, sizeof now);
     sum_squares<Real<T>>(t.device, t.loss_squares, View<const Real<T>>(t.logprobs.data, 1, t.logprobs.count()));
     decide(t.device, t.state, t.squares, t.loss_squares);
+    t.stats.tensors(t.device, t.optimizer, t.grads, t.state);
     t.optimizer.update(t.device, t.grads, t.state);
 
     std::vector<Real<T>> logprobs(size_t(t.logprobs.count()));
@@ -206,6 +209,7 @@ void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFo
                  std::to_string(r.grad_norm) + ": " + log.skipped +
                  " came first; nothing was updated or saved; try a smaller --lr");
         run.log(log);                                  // before the save, so that a checkpoint never misses its line
+        if (t.stats.due()) run.stats(t.stats.log(t.device, t.step));
         stop = interrupted || run.stop_requested();
         if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)
             std::printf("saved %s\n", save(t, corpus, tokenizer, run.path()).c_str());

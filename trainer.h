@@ -1,13 +1,12 @@
 // trainer.h - what one rank holds while it trains, and how that goes to disk and comes back.
-// Copy with: gpt.h, state.h, checkpoint.h, config.h, dataloader.h and what they name
+// Copy with: stats.h, checkpoint.h, config.h, dataloader.h and what they name
 // Made twice: with a dry arena, to learn how much memory the run will take, and then with that much. The step itself
 // stands in train_gpt.cu.
 #pragma once
 #include "checkpoint.h"
 #include "config.h"
 #include "dataloader.h"
-#include "gpt.h"
-#include "state.h"
+#include "stats.h"
 
 namespace baretrain {
 
@@ -30,6 +29,7 @@ template <class T> struct Trainer {
     View<R> rope, logprobs;                            // (seq, D); (micro-batches, N)
     View<double> squares, loss_squares;                // parts of sums of squares: gradients, unit after unit; logprobs
     View<StepState> state;
+    Stats<T> stats;
     View<R> final_stats;                               // (N, 2)
     View<T> embedded, final;                           // (N, C): before the first block, after the final norm
     Recompute recompute;
@@ -48,6 +48,7 @@ template <class T> struct Trainer {
           logprobs(arena.take<R>(micro_batches(), micro_rows())),
           squares(arena.take<double>(1, gradient_parts())),
           loss_squares(arena.take<double>(1, square_parts(logprobs.count()))), state(arena.take<StepState>(1, 1)),
+          stats(arena, params, micro_rows(), config.stats),
           final_stats(arena.part("activations").take<R>(micro_rows(), 2)),
           embedded(arena.take<T>(micro_rows(), config.shape.dim)),
           final(arena.take<T>(micro_rows(), config.shape.dim)),

@@ -132,7 +132,8 @@ template <class T> void adamw(Device& d, const AdamSpan<T>& span, View<const Ste
     launch(d, grid, adamw_kernel<T>, span, s.data);
 }
 
-// Before adamw(), of the same span. total: (1, adamw_squares), added to. parts: scratch of at least square_parts(n) rows.
+// Before adamw(), of the same span. total: (1, adamw_squares), added to. parts: scratch of at least square_parts(n)
+// rows.
 template <class T>
 void add_adamw_squares(Device& d, View<double> total, const AdamSpan<T>& span, View<const StepState> s,
                        View<double> parts) {

@@ -1,5 +1,4 @@
-// reduce.h - sums over many rows or elements, in fixed order: column sums (bias gradients), sums of squares (norms), and
-// what statistics of activations need.
+// reduce.h - sums over many elements, in fixed order: column sums (bias gradients), squares (norms), and statistics.
 // Copy with: device.h and what it names
 // Two stages: parts of a fixed size, never one per thread, then the parts in order. So the bits depend on sizes alone.
 #pragma once
@@ -63,7 +62,7 @@ template <class T> __global__ void magnitude_parts_kernel(double* parts, const T
     part[0] = squares, part[1] = zeros, part[2] = squares != squares ? squares : double(top);
 }
 
-// Second stage of statistics: column c of total += those of the parts (P, C) in order, or from `sums` on their maximum.
+// Second stage of statistics: column c of total += those of the parts (P, C), in order; from `sums` on: the largest.
 template <class V> __global__ void add_statistics_kernel(V* total, const V* parts, long P, long C, long sums) {
     for (long c = threadIdx.x; c < C; c += blockDim.x)
         for (long p = 0; p < P; ++p)
@@ -71,7 +70,8 @@ template <class V> __global__ void add_statistics_kernel(V* total, const V* part
 }
 inline void add_statistics(Device& d, View<double> total, View<const double> parts, long sums) {
     require_equal(total.count(), parts.cols, "add_statistics: columns of total and parts");
-    launch(d, Grid(1, 32).moves(parts), add_statistics_kernel<double>, total.data, parts.data, parts.rows, parts.cols, sums);
+    launch(d, Grid(1, 32).moves(parts), add_statistics_kernel<double>, total.data, parts.data, parts.rows, parts.cols,
+           sums);
 }
 
 // total: (1, magnitudes), added to: sum of squares, number of zeros, largest magnitude. x: rows without gaps. parts:

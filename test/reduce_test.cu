@@ -134,6 +134,49 @@ TEST_CASE("one and two threads give the same bits") {
     CHECK(sums[0] == sums[1]);
 }
 
+TEST_CASE_TEMPLATE("squares, zeros and the largest magnitude equal the fp64 loop, added to what was there", T, float, bf16,
+                   double) {
+    for (const long n : {1, 33, 5000, 16383, 16385, 40000})
+        for_each_block_size([&](Device& d) {
+            CAPTURE(n);
+            if (max_threads > 1 && n == 40000 && d.threads != 64) return;      // fibers are slow
+            Numbers x = noise<T>(n, 1);
+            for (size_t i = 0; i < x.size(); i += 7) x[i] = i % 2 ? 0 : -0.0;
+            x[size_t(n - 1)] = -3;                     // the largest is negative
+            double squares = 0, zeros = 0;
+            for (double v : x) squares += v * v, zeros += v == 0;
+            const Tensor<T> tx(1, n, x);
+            const long P = square_parts(n) + 1;        // more scratch than is needed
+            Tensor<double> total(1, magnitudes, {1, 10, 2}), parts(P, magnitudes, Numbers(size_t(P * magnitudes), 1e6));
+            add_magnitudes<T>(d, total, tx.in(), parts);
+            CHECK(relative_error({squares + 1, zeros + 10, 3}, total.get()) <= 1e-12);
+            add_magnitudes<T>(d, total, tx.in(), parts);
+            CHECK(relative_error({2 * squares + 1, 2 * zeros + 10, 3}, total.get()) <= 1e-12);
+            total.check_guard(), parts.check_guard();
+        });
+}
+
+TEST_CASE_TEMPLATE("a NaN anywhere makes the largest magnitude NaN, an infinity makes it infinite", T, float, bf16, double) {
+    for (const long place : {0, 16383, 16384, 19999})
+        for_each_block_size([&](Device& d) {
+            if (max_threads > 1 && d.threads != 64) return;
+            CAPTURE(place);
+            Numbers x = noise<T>(20000, 1);
+            x[size_t(place)] = -INFINITY;
+            Tensor<double> total(1, magnitudes, {0, 0, 0}), parts(2, magnitudes);
+            add_magnitudes<T>(d, total, Tensor<T>(1, 20000, x).in(), parts);
+            CHECK(total.get()[0] == INFINITY);
+            CHECK(total.get()[2] == INFINITY);
+            x[size_t(place)] = NAN;
+            add_magnitudes<T>(d, total, Tensor<T>(1, 20000, x).in(), parts);
+            CHECK(std::isnan(total.get()[0]));
+            CHECK(std::isnan(total.get()[2]));
+            x[size_t(place)] = 0;
+            add_magnitudes<T>(d, total, Tensor<T>(1, 20000, x).in(), parts);
+            CHECK(std::isnan(total.get()[2]));         // it stays
+        });
+}
+
 TEST_CASE("scratch of another size is refused") {
     Device d;
     Tensor<float> x(33, 4), one_part(1, 4), sum(1, 4), narrow(1, 3), parts(2, 4);
@@ -141,6 +184,10 @@ TEST_CASE("scratch of another size is refused") {
     CHECK_THROWS_AS(column_sums<float>(d, sum, x.in(), one_part, Write::over), Error);
     CHECK_THROWS_AS(column_sums<float>(d, narrow, x.in(), parts, Write::over), Error);
     CHECK_THROWS_AS(sum_squares<float>(d, two, x.in()), Error);
+    Tensor<double> none(0, magnitudes), total(1, magnitudes), short_total(1, 2), part(1, magnitudes);
+    CHECK_THROWS_AS(add_magnitudes<float>(d, total, x.in(), none), Error);
+    CHECK_THROWS_AS(add_magnitudes<float>(d, short_total, x.in(), part), Error);
+    CHECK_THROWS_AS(add_magnitudes<float>(d, total, x.in().col_range(0, 3), part), Error);   // rows with gaps
 }
 
 }
