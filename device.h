@@ -18,6 +18,7 @@
 #include "device/cpu.h"
 #endif
 #include "device/block.h"
+#include "device/vector.h"
 #include "device/math.h"
 
 namespace baretrain {

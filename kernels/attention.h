@@ -1,5 +1,5 @@
 // attention.h - causal attention with grouped KV heads: tile by tile, never a T x T buffer.
-// Copy with: device.h and what it names
+// Copy with: kernels/tile.h, device.h and what it names
 //   s = scale * q k^T,  p = softmax(s) over the keys that the query sees,  out = p v,  lse = log(sum exp(s))
 //   delta = sum(dout * out),  ds = p * (dout v^T - delta),  dv = p^T dout,  dk = scale * ds^T q,  dq = scale * ds k
 // N queries are the last N of M rows: query n is row own = M - N + n and sees key rows own - positions[n] .. own; with
@@ -9,7 +9,7 @@
 // The lanes of a tile product are queries in the forward pass, keys in the backward pass: so the maximum, the sum and
 // the rescaling of a row need no reduction across threads or vector lanes.
 #pragma once
-#include "device.h"
+#include "kernels/tile.h"
 #include <limits>
 
 namespace baretrain {
@@ -33,17 +33,16 @@ template <class T> struct AttentionInput {
 };
 template <class T> struct AttentionGrad { View<T> dq, dk, dv; };   // shapes like q, k, v; overwritten
 
-// Tiles. A one-thread block works on strips of `lanes` columns, which become vectors; a GPU thread on one column.
+// Tiles: rows and columns of what one block has in its fast memory.
 inline constexpr bool attention_one_thread = max_threads == 1;
-inline constexpr long attention_lanes = attention_one_thread ? 16 : 1;
 inline constexpr long attention_keys = attention_one_thread ? 64 : 32;
 inline constexpr long attention_queries = attention_one_thread ? 64 : 32, attention_few_queries = 8;
 inline constexpr long attention_backward_queries = attention_one_thread ? 64 : 8;     // D = 128 fits in 99 KB of a GPU
 inline constexpr long attention_max_head = 256;
 
-// Rows of a tile are padded with zeros to whole strips and to whole groups of four.
-BT_HD constexpr long attention_padded(long D) {
-    constexpr long unit = attention_lanes > 4 ? attention_lanes : 4;
+// Rows of a tile are padded with zeros to whole patches of tile_product.
+template <class R> BT_HD constexpr long attention_padded(long D) {
+    constexpr long unit = tile_cols<R> > tile_rows ? tile_cols<R> : tile_rows;
     return (D + unit - 1) / unit * unit;
 }
 
@@ -57,9 +56,9 @@ enum class Keep { all, finite };                       // finite: other values b
 template <class R> __device__ bool is_finite(R x) { return x > R(-INFINITY) && x < R(INFINITY); }
 
 // tile[r * padded + d] = scale * x[r][d] for r < rows. Says whether this thread has met a value that is not finite.
-template <class R, class T>
-__device__ bool stage_rows(R* __restrict__ tile, HeadRows<T> x, long rows, R scale, Keep keep) {
-    const long padded = attention_padded(x.D);
+template <Keep keep, class R, class T>
+__device__ bool stage_rows(R* __restrict__ tile, HeadRows<T> x, long rows, R scale) {
+    const long padded = attention_padded<R>(x.D);
     int wild = 0;
     for (long r = threadIdx.x / warpSize; r < rows; r += blockDim.x / warpSize) {
         const T* const from = x.data + r * x.stride;
@@ -75,65 +74,82 @@ __device__ bool stage_rows(R* __restrict__ tile, HeadRows<T> x, long rows, R sca
     return wild;
 }
 
-// tile[d * rows + r] = scale * x[r][d]: the transposed tile.
+// tile[d * rows + r] = scale * x[r][d]: the transposed tile. A CPU turns what it can patch by patch in registers.
 template <class R, class T> __device__ void stage_columns(R* __restrict__ tile, HeadRows<T> x, long rows, R scale) {
+    long turned_rows = 0, turned_columns = 0;
+    if constexpr (max_threads == 1) {
+        constexpr long n = vector_lanes<R>;
+        const long have = x.count < rows ? x.count : rows;
+        turned_rows = have / n * n, turned_columns = x.D / n * n;
+        for (long r = 0; r < turned_rows; r += n)
+            for (long d = 0; d < turned_columns; d += n) {
+                R in[n][n];
+                Vector<R, n> patch[n];
+                for (long i = 0; i < n; ++i)
+                    for (long l = 0; l < n; ++l) in[i][l] = scale * R(x.data[(r + i) * x.stride + d + l]);
+                memcpy(patch, in, sizeof in);
+                transpose<R, n>(patch);
+                for (long i = 0; i < n; ++i) memcpy(tile + (d + i) * rows + r, &patch[i], sizeof patch[i]);
+            }
+    }
     for (long r = threadIdx.x / warpSize; r < rows; r += blockDim.x / warpSize)
-        for (long d = threadIdx.x % warpSize; d < x.D; d += warpSize)
+        for (long d = threadIdx.x % warpSize + (r < turned_rows ? turned_columns : 0); d < x.D; d += warpSize)
             tile[d * rows + r] = r < x.count ? scale * R(x.data[r * x.stride + d]) : R(0);
 }
 
-// And back: x[r][d] = tile[d * rows + r] for r < count.
-template <class R, class T>
-__device__ void store_columns(T* x, long stride, const R* tile, long rows, long count, long D) {
-    for (long r = threadIdx.x / warpSize; r < count; r += blockDim.x / warpSize)
-        for (long d = threadIdx.x % warpSize; d < D; d += warpSize) x[r * stride + d] = T(tile[d * rows + r]);
-}
-
-template <class R> struct TileA { const R* data; long row, step; };    // element (r, k) at data[r * row + k * step]
-template <class R> struct TileB { const R* data; long cols, stride; }; // element (k, c) at data[k * stride + c]
-
-// sum over k of a(r, k) * b(k, c) for all r < rows (rounded up to four) and c < b.cols (a multiple of `lanes`), four
-// rows and one strip at a time. limits(r, c) says which k matter to them; emit(r, c, sums) gets the result of each row.
-// The four rows of sums have names because g++ keeps those in registers, and a nested array not.
-template <long lanes, class R, class Limits, class Emit>
-__device__ void tile_product(TileA<R> a, TileB<R> b, long rows, Limits limits, Emit emit) {
-    const long strips = b.cols / lanes, items = (rows + 3) / 4 * strips;
-    for (long i = threadIdx.x; i < items; i += blockDim.x) {
-        const long r = i / strips * 4, c = i % strips * lanes;
-        const Span k = limits(r, c);
-        const R *a0 = a.data + r * a.row, *a1 = a0 + a.row, *a2 = a1 + a.row, *a3 = a2 + a.row;
-        R s0[lanes] = {}, s1[lanes] = {}, s2[lanes] = {}, s3[lanes] = {};
-        for (long j = k.begin; j < k.end; ++j) {
-            const R x0 = a0[j * a.step], x1 = a1[j * a.step], x2 = a2[j * a.step], x3 = a3[j * a.step];
-            const R* const bj = b.data + j * b.stride + c;
-            for (long l = 0; l < lanes; ++l) {
-                s0[l] += x0 * bj[l];
-                s1[l] += x1 * bj[l];
-                s2[l] += x2 * bj[l];
-                s3[l] += x3 * bj[l];
-            }
-        }
-        emit(r, c, s0), emit(r + 1, c, s1), emit(r + 2, c, s2), emit(r + 3, c, s3);
-    }
+// f(l) for l < n, where n is `most` as a rule: the compiler then knows the length of the loop.
+template <long most, class F> __device__ void for_lanes(long n, F f) {
+    if (n == most)
+        for (long l = 0; l < most; ++l) f(l);
+    else
+        for (long l = 0; l < n; ++l) f(l);
 }
 
 template <class R> constexpr size_t attention_forward_bytes(long Q, long D) {
-    const long K = attention_keys, P = attention_padded(D);
+    const long K = attention_keys, P = attention_padded<R>(D);
     return size_t(2 * Q * P + K * P + K * Q + 3 * Q) * sizeof(R) + size_t(2 * Q) * sizeof(int);
 }
 
-// One block a tile of Q queries of one head. Online softmax (Milakov, Gimelshein 2018): the sums so far are rescaled
-// whenever a tile of keys raises the maximum. A masked score is -infinity, which exp turns into exactly 0.
+// Scores s of a tile, a column a query, become exp(s - top). top and sum: of all tiles so far; rescale: by how much
+// what has been summed up before must shrink, since the maximum has grown (Milakov, Gimelshein 2018). Of column c there
+// are made(c) scores.
+template <long Q, long cols, class R, class Made>
+__device__ void online_softmax(R* s, R* top, R* sum, R* rescale, Made made) {
+    for (long c = threadIdx.x * cols; c < Q; c += blockDim.x * cols) {
+        R before[cols], now[cols];
+        for (long l = 0; l < cols; ++l) before[l] = now[l] = top[c + l];
+        for (long r = 0; r < made(c); ++r)
+            for (long l = 0; l < cols; ++l) now[l] = s[r * Q + c + l] > now[l] ? s[r * Q + c + l] : now[l];
+        for (long l = 0; l < cols; ++l) top[c + l] = now[l], rescale[c + l] = fast_exp(before[l] - now[l]);
+    }
+    __syncthreads();
+    for (long i = threadIdx.x; i < attention_keys * (Q / cols); i += blockDim.x) {
+        const long r = i / (Q / cols), c = i % (Q / cols) * cols;
+        if (r < made(c))
+            for (long l = c; l < c + cols; ++l) s[r * Q + l] = fast_exp(s[r * Q + l] - top[l]);
+    }
+    __syncthreads();
+    for (long c = threadIdx.x * cols; c < Q; c += blockDim.x * cols) {
+        R now[cols];
+        for (long l = 0; l < cols; ++l) now[l] = sum[c + l] * rescale[c + l];
+        for (long r = 0; r < made(c); ++r)
+            for (long l = 0; l < cols; ++l) now[l] += s[r * Q + c + l];
+        for (long l = 0; l < cols; ++l) sum[c + l] = now[l];
+    }
+}
+
+// One block a tile of Q queries of one head. A masked score is -infinity, which exp turns into exactly 0.
 template <class T, long Q>
 __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInput<T> in) {
     using R = Real<T>;
-    constexpr long K = attention_keys, lanes = Q < attention_lanes ? Q : attention_lanes;
-    const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, N = in.q.rows, tiles = (N + Q - 1) / Q;
+    constexpr long K = attention_keys, cols = Q < tile_cols<R> ? Q : tile_cols<R>;
+    constexpr long patch = cols > tile_rows ? cols : tile_rows;
+    const long D = in.head_dim, P = attention_padded<R>(D), H = in.q.cols / D, N = in.q.rows, tiles = (N + Q - 1) / Q;
     const long h = blockIdx.x / tiles, kv_head = h / (in.q.cols / in.k.cols), n0 = blockIdx.x % tiles * Q;
     const long count = N - n0 < Q ? N - n0 : Q, own0 = in.k.rows - N + n0, end = own0 + count;
     R *qt = shared_memory<R>(), *kv = qt + P * Q, *s = kv + K * P, *o = s + K * Q;
     R *top = o + P * Q, *sum = top + Q, *rescale = sum + Q;
-    int* first = reinterpret_cast<int*>(rescale + Q);  // key rows first .. own are seen by a lane
+    int* first = reinterpret_cast<int*>(rescale + Q);  // key rows first .. own are seen by a query
     int* own = first + Q;
 
     stage_columns(qt, HeadRows<T>{in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D}, Q, in.scale);
@@ -149,59 +165,48 @@ __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInp
         const long at = kv_head * D, left = end - k0;
         const HeadRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, left, D};
         const HeadRows<T> values{in.v.data + k0 * in.v.stride + at, in.v.stride, left, D};
-        stage_rows(kv, keys, K, R(1), Keep::all);
+        // So many of these keys does one of n queries see, the c-th among them. Scores behind them are never read.
+        const auto visible = [&](long c, long n) {
+            const long last = own0 + c / n * n + n - k0;
+            return last < K ? last : K;
+        };
+        const auto made = [&](long c) { return visible(c, patch); };
+        stage_rows<Keep::all>(kv, keys, K, R(1));
         __syncthreads();
-        tile_product<lanes>(TileA<R>{kv, P, 1}, TileB<R>{qt, Q, Q}, K,
-            [&](long r, long c) { return Span{0, k0 + r < own0 + c + lanes ? D : 0}; },
+        tile_product<cols>(TileA<R>{kv, P, 1}, TileB<R>{qt, Q, Q}, K,
+            [&](long r, long c) { return Span{0, r < made(c) ? D : 0}; },
             [&](long r, long c, const R* x) {
                 const int key = int(k0 + r);
-                for (long l = 0; l < lanes; ++l)
+                for (long l = 0; l < cols; ++l)
                     s[r * Q + c + l] = key >= first[c + l] && key <= own[c + l] ? x[l] : R(-INFINITY);
             });
         __syncthreads();
-        const bool wild = block_max(float(stage_rows(kv, values, K, R(1), Keep::finite))) > 0.f;
-        for (long c = threadIdx.x * lanes; c < Q; c += blockDim.x * lanes) {
-            R before[lanes], now[lanes];
-            for (long l = 0; l < lanes; ++l) before[l] = now[l] = top[c + l];
-            for (long r = 0; r < K; ++r)
-                for (long l = 0; l < lanes; ++l) now[l] = s[r * Q + c + l] > now[l] ? s[r * Q + c + l] : now[l];
-            for (long l = 0; l < lanes; ++l) top[c + l] = now[l], rescale[c + l] = fast_exp(before[l] - now[l]);
-        }
-        __syncthreads();
-        for (long r = threadIdx.x / warpSize; r < K; r += blockDim.x / warpSize)
-            for (long c = threadIdx.x % warpSize; c < Q; c += warpSize) s[r * Q + c] = fast_exp(s[r * Q + c] - top[c]);
-        __syncthreads();
-        for (long c = threadIdx.x * lanes; c < Q; c += blockDim.x * lanes) {
-            R now[lanes];
-            for (long l = 0; l < lanes; ++l) now[l] = sum[c + l] * rescale[c + l];
-            for (long r = 0; r < K; ++r)
-                for (long l = 0; l < lanes; ++l) now[l] += s[r * Q + c + l];
-            for (long l = 0; l < lanes; ++l) sum[c + l] = now[l];
-        }
-        tile_product<lanes>(TileA<R>{kv, 1, P}, TileB<R>{s, Q, Q}, D,
-            [&](long, long c) { const long last = own0 + c + lanes - k0; return Span{0, last < K ? last : K}; },
+        const bool wild = block_max(float(stage_rows<Keep::finite>(kv, values, K, R(1)))) > 0.f;
+        online_softmax<Q, cols>(s, top, sum, rescale, made);
+        tile_product<tile_cols<R>>(TileA<R>{s, 1, Q}, TileB<R>{kv, P, P}, count,
+            [&](long r, long) { return Span{0, visible(r, tile_rows)}; },
             [&](long r, long c, const R* x) {
-                for (long l = 0; l < lanes; ++l) o[r * Q + c + l] = o[r * Q + c + l] * rescale[c + l] + x[l];
+                for (long l = 0; l < tile_cols<R>; ++l) o[r * P + c + l] = o[r * P + c + l] * rescale[r] + x[l];
             });
         __syncthreads();
         if (wild)                                      // values that are not finite: only to the queries that see them
-            for (long i = threadIdx.x; i < D * Q; i += blockDim.x)
+            for (long i = threadIdx.x; i < count * D; i += blockDim.x)
                 for (long r = 0; r < K && r < left; ++r) {
-                    const R value = R(values.data[r * values.stride + i / Q]);
-                    const bool seen = k0 + r >= first[i % Q] && k0 + r <= own[i % Q];
-                    if (seen && !is_finite(value)) o[i] += s[r * Q + i % Q] * value;
+                    const R value = R(values.data[r * values.stride + i % D]);
+                    const bool seen = k0 + r >= first[i / D] && k0 + r <= own[i / D];
+                    if (seen && !is_finite(value)) o[i / D * P + i % D] += s[r * Q + i / D] * value;
                 }
         __syncthreads();
     }
     for (long r = threadIdx.x / warpSize; r < count; r += blockDim.x / warpSize) {
         T* const to = out.data + (n0 + r) * out.stride + h * D;
-        for (long d = threadIdx.x % warpSize; d < D; d += warpSize) to[d] = T(o[d * Q + r] / sum[r]);
+        for (long d = threadIdx.x % warpSize; d < D; d += warpSize) to[d] = T(o[r * P + d] / sum[r]);
     }
     for (long r = threadIdx.x; r < count; r += blockDim.x) lse[(n0 + r) * H + h] = top[r] + log(sum[r]);
 }
 
 template <class R> constexpr size_t attention_backward_bytes(long D) {
-    const long Q = attention_backward_queries, K = attention_keys, P = attention_padded(D);
+    const long Q = attention_backward_queries, K = attention_keys, P = attention_padded<R>(D);
     return size_t(5 * K * P + 2 * Q * P + 2 * Q * K + 2 * Q) * sizeof(R);
 }
 
@@ -230,20 +235,20 @@ template <class T> struct AttentionBackward {
 // dk and dv of the tile stay in shared memory; dq is added up in `sums` and leaves it with its last tile of keys.
 template <class T> __global__ void attention_backward_kernel(AttentionBackward<T> b, AttentionInput<T> in) {
     using R = Real<T>;
-    constexpr long Q = attention_backward_queries, K = attention_keys, lanes = attention_lanes;
-    const long D = in.head_dim, P = attention_padded(D), H = in.q.cols / D, group = in.q.cols / in.k.cols;
+    constexpr long Q = attention_backward_queries, K = attention_keys, cols = tile_cols<R>;
+    const long D = in.head_dim, P = attention_padded<R>(D), H = in.q.cols / D, group = in.q.cols / in.k.cols;
     const long N = in.q.rows, docs = in.documents.cols - 1, kv_head = blockIdx.x / docs, at = kv_head * D;
     const long begin = in.documents.data[blockIdx.x % docs], end = in.documents.data[blockIdx.x % docs + 1];
     const int reach = int(in.reach());
-    R *kt = shared_memory<R>(), *vt = kt + K * P, *k = vt + K * P, *dkt = k + K * P, *dvt = dkt + K * P;
-    R *q = dvt + K * P, *dout = q + Q * P, *p = dout + Q * P, *ds = p + Q * K, *lse = ds + Q * K, *delta = lse + Q;
+    R *kt = shared_memory<R>(), *vt = kt + K * P, *k = vt + K * P, *dk = k + K * P, *dv = dk + K * P;
+    R *q = dv + K * P, *dout = q + Q * P, *p = dout + Q * P, *ds = p + Q * K, *lse = ds + Q * K, *delta = lse + Q;
 
     for (long k0 = begin; k0 < end; k0 += K) {
         const HeadRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D};
         stage_columns(kt, keys, K, R(1));
-        stage_rows(k, keys, K, R(1), Keep::finite);
+        stage_rows<Keep::finite>(k, keys, K, R(1));
         stage_columns(vt, HeadRows<T>{in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D}, K, R(1));
-        for (long i = threadIdx.x; i < K * P; i += blockDim.x) dkt[i] = dvt[i] = R(0);
+        for (long i = threadIdx.x; i < K * P; i += blockDim.x) dk[i] = dv[i] = R(0);
         const long beyond = k0 + K - 1 + reach, stop = beyond < end ? beyond : end;   // no query from here sees a key
         for (long h = kv_head * group; h < (kv_head + 1) * group; ++h)
             for (long q0 = k0; q0 < stop; q0 += Q) {
@@ -252,51 +257,54 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
                 // as 0 and arrives through its lse, which is NaN then (of q: already; of dout: set here).
                 const HeadRows<T> rows{in.q.data + q0 * in.q.stride + h * D, in.q.stride, count, D};
                 const HeadRows<T> drows{b.dout.data + q0 * b.dout.stride + h * D, b.dout.stride, count, D};
-                stage_rows(q, rows, Q, in.scale, Keep::finite);
-                stage_rows(dout, drows, Q, R(1), Keep::finite);
+                stage_rows<Keep::finite>(q, rows, Q, in.scale);
+                stage_rows<Keep::finite>(dout, drows, Q, R(1));
                 for (long r = threadIdx.x; r < count; r += blockDim.x) {
                     delta[r] = b.delta[(q0 + r) * H + h];
                     lse[r] = is_finite(delta[r]) ? b.lse[(q0 + r) * H + h] : R(NAN);
                 }
                 __syncthreads();
-                const auto visible = [&](long r, long c) { return Span{0, k0 + c < q0 + r + 4 ? D : 0}; };
-                tile_product<lanes>(TileA<R>{q, P, 1}, TileB<R>{kt, K, K}, Q, visible, [&](long r, long c, const R* x) {
+                const auto visible = [&](long r, long c) { return Span{0, k0 + c < q0 + r + tile_rows ? D : 0}; };
+                tile_product<cols>(TileA<R>{q, P, 1}, TileB<R>{kt, K, K}, Q, visible, [&](long r, long c, const R* x) {
                     const int last = r < count ? int(q0 + r - k0 - c) : -1;
                     const R shift = r < count ? lse[r] : R(0);
-                    for (int l = 0; l < lanes; ++l)
+                    for (int l = 0; l < cols; ++l)
                         p[r * K + c + l] = l <= last && last - l < reach ? fast_exp(x[l] - shift) : R(0);
                 });
-                tile_product<lanes>(TileA<R>{dout, P, 1}, TileB<R>{vt, K, K}, Q, visible, [&](long r, long c, auto x) {
+                tile_product<cols>(TileA<R>{dout, P, 1}, TileB<R>{vt, K, K}, Q, visible, [&](long r, long c, auto x) {
                     const int last = r < count ? int(q0 + r - k0 - c) : -1;
                     const R shift = r < count ? delta[r] : R(0);
-                    for (int l = 0; l < lanes; ++l)
+                    for (int l = 0; l < cols; ++l)
                         ds[r * K + c + l] = l <= last && last - l < reach ? p[r * K + c + l] * (x[l] - shift) : R(0);
                 });
                 __syncthreads();
-                const auto seers = [&](long, long c) { return Span{k0 + c > q0 ? k0 + c - q0 : 0, count}; };
-                tile_product<lanes>(TileA<R>{dout, 1, P}, TileB<R>{p, K, K}, D, seers, [&](long r, long c, const R* x) {
-                    for (long l = 0; l < lanes; ++l) dvt[r * K + c + l] += x[l];
+                const auto seers = [&](long r, long) { return Span{k0 + r > q0 ? k0 + r - q0 : 0, count}; };
+                tile_product<cols>(TileA<R>{p, 1, K}, TileB<R>{dout, P, P}, K, seers, [&](long r, long c, auto x) {
+                    for (long l = 0; l < cols; ++l) dv[r * P + c + l] += x[l];
                 });
-                tile_product<lanes>(TileA<R>{q, 1, P}, TileB<R>{ds, K, K}, D, seers, [&](long r, long c, const R* x) {
-                    for (long l = 0; l < lanes; ++l) dkt[r * K + c + l] += x[l];
+                tile_product<cols>(TileA<R>{ds, 1, K}, TileB<R>{q, P, P}, K, seers, [&](long r, long c, auto x) {
+                    for (long l = 0; l < cols; ++l) dk[r * P + c + l] += x[l];
                 });
                 const bool fresh = k0 == begin || q0 >= k0 + reach - 1, complete = k0 + K >= q0 + count;
-                tile_product<lanes>(TileA<R>{ds, K, 1}, TileB<R>{k, P, P}, count,
-                    [&](long r, long) { const long last = q0 + r + 4 - k0; return Span{0, last < K ? last : K}; },
-                    [&](long r, long c, const R* x) {
+                tile_product<cols>(TileA<R>{ds, K, 1}, TileB<R>{k, P, P}, count,
+                    [&](long r, long) { return Span{0, q0 + r + tile_rows < k0 + K ? q0 + r + tile_rows - k0 : K}; },
+                    [&](long r, long c, R* x) {
                         if (r >= count) return;
                         R* const sums = b.sums + (h * N + q0 + r) * D + c;
                         T* const dq = b.g.dq.data + (q0 + r) * b.g.dq.stride + h * D + c;
-                        const long n = D - c < lanes ? D - c : lanes;
-                        for (long l = 0; l < n; ++l) sums[l] = (fresh ? R(0) : sums[l]) + x[l];
-                        if (complete)
-                            for (long l = 0; l < n; ++l) dq[l] = T(in.scale * sums[l]);
+                        const long n = D - c < cols ? D - c : cols;
+                        if (!fresh) for_lanes<cols>(n, [&](long l) { x[l] += sums[l]; });
+                        if (complete) for_lanes<cols>(n, [&](long l) { dq[l] = T(in.scale * x[l]); });
+                        else for_lanes<cols>(n, [&](long l) { sums[l] = x[l]; });
                     });
                 __syncthreads();
             }
         const long left = end - k0 < K ? end - k0 : K;
-        store_columns(b.g.dk.data + k0 * b.g.dk.stride + at, b.g.dk.stride, dkt, K, left, D);
-        store_columns(b.g.dv.data + k0 * b.g.dv.stride + at, b.g.dv.stride, dvt, K, left, D);
+        for (long r = threadIdx.x / warpSize; r < left; r += blockDim.x / warpSize)
+            for (long d = threadIdx.x % warpSize; d < D; d += warpSize) {
+                b.g.dk.data[(k0 + r) * b.g.dk.stride + at + d] = T(dk[r * P + d]);
+                b.g.dv.data[(k0 + r) * b.g.dv.stride + at + d] = T(dv[r * P + d]);
+            }
         __syncthreads();
     }
 }
