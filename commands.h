@@ -155,6 +155,22 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
     return 0;
 }
 
+// ---- explain --------------------------------------------------------------------------------------------------------
+template <class T, class Step> int print_explanation(const Config& c, Step step) {
+    Config config = c;
+    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
+    const Params params(config.shape);
+    Arena arena;
+    Trainer<T> t(config, params, arena);
+    Trace trace({.real = false}, [&] { return arena.high(); });
+    trace.step(1);
+    t.device.watch = &trace;
+    dry_step(t, step);
+    std::printf("A step of rank 0 in %s, counted, not run; micro-batches: %ld, of %ld x %ld tokens.\n%s",
+                config.dtype.c_str(), t.micro_batches(), config.batch, config.seq, explain(trace).c_str());
+    return 0;
+}
+
 // ---- tokenize -------------------------------------------------------------------------------------------------------
 // Our own tokenizers put no special token around a text, so --add-special-tokens adds none.
 inline int tokenize(const Config& c) {

@@ -52,7 +52,6 @@ public:
         return {reinterpret_cast<T*>(static_cast<char*>(buffer_.data()) + begin), rows, cols, stride};
     }
     size_t peak() const { return peak_; }
-    size_t bytes() const { return buffer_.bytes(); }
     size_t high() { return std::exchange(high_, top_); }   // the most in use since this was last asked
     // From here on takes count under this name, but for those of a Scratch.
     Arena& part(const char* name) {

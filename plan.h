@@ -12,7 +12,8 @@ namespace baretrain {
 
 struct Plan {
     std::vector<ArenaPart> parts;                      // what a run holds all the time
-    size_t peak = 0;                                   // these and the most scratch that is in use at once
+    size_t step = 0;                                   // these and the most scratch that a step uses at once
+    size_t peak = 0;                                   // the same with an evaluation and a sample
     double matmul_flops = 0;                           // of one step, forward, backward and recomputed
     double attention_flops = 0;                        // of one step: scores and sums over the keys that are seen
 
@@ -32,17 +33,23 @@ inline double attention_flops(const Config& c) {
     return products * 2 * double(s.head_dim * s.heads * s.layers) * pairs * double(c.tokens_per_step / c.seq);
 }
 
-// step(trainer, micro-batches): one training step. available: beyond that many bytes only the memory of a run is
-// counted, not that of its step.
+// step(trainer, micro-batches): one training step, here of a dry trainer. Gives one of its micro-batches.
+template <class T, class Step> Rows dry_step(Trainer<T>& t, Step step) {
+    Rows rows;
+    for (long b = 0; b < t.config.batch; ++b) rows.append(std::vector<int>(size_t(t.config.seq) + 1));
+    step(t, std::vector<Rows>(size_t(t.micro_batches()), rows));
+    return rows;
+}
+
+// available: beyond that many bytes only the memory of a run is counted, not that of its step.
 template <class T, class Step>
 Plan make_plan(const Config& config, const Params& params, Step step, size_t available = size_t(-1)) {
     Arena arena;
     Trainer<T> t(config, params, arena);
-    Plan plan{arena.parts(), arena.peak(), 0, attention_flops(config)};
+    Plan plan{arena.parts(), arena.peak(), arena.peak(), 0, attention_flops(config)};
     if (plan.peak > available) return plan;            // already too much: spare the host the rows of a dry step
-    const size_t N = size_t(t.micro_rows());
-    const Rows rows{std::vector<int>(N), std::vector<int>(N), std::vector<int>(N), {0, int(N)}};
-    step(t, std::vector<Rows>(size_t(t.micro_batches()), rows));
+    const Rows rows = dry_step(t, step);
+    plan.step = arena.peak();
     plan.matmul_flops = t.matmul.flops();
     evaluate_rows(t.context, t.weights, t.rows, rows);
     Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);

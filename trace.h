@@ -58,7 +58,7 @@ using Ranks = std::vector<const Trace*>;
 
 std::string operation(const Work& work);               // the function that the work was started from
 std::string trace_json(const Ranks& ranks);            // Chrome's trace event format: a process a rank, a thread a lane
-std::string trace_svg(const Ranks& ranks, size_t planned);   // HTML; planned: bytes
+std::string trace_html(const Ranks& ranks, size_t planned);   // two lanes a rank over its memory; planned: bytes
 std::string explain(const Trace& step);                // numbered sentences; what repeats is said once
 
 }  // namespace baretrain

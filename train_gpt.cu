@@ -158,12 +158,12 @@ template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, co
     return f;
 }
 
-// Watches steps 2 to N + 1 of this process (the first warms up; an only one is watched), and what belongs to them:
-// evaluation, sample and checkpoint.
+// Watches steps 2 to N + 1 of this process, with the data before and the checkpoint behind them. The first warms up; an
+// only one is watched.
 template <class T> class Tracing {
 public:
-    explicit Tracing(Trainer<T>& t)
-        : t_(t), first_(std::min(t.step + 2, t.config.steps)), last_(first_ + t.config.trace - 1),
+    Tracing(Trainer<T>& t, const Plan& plan)
+        : t_(t), planned_(plan.step), first_(std::min(t.step + 2, t.config.steps)), last_(first_ + t.config.trace - 1),
           trace_({t.config.clock == "wall", t.config.clock_flops, t.config.clock_bytes},
                  [&t] { return wait(t.device), t.arena.high(); }) {}
     ~Tracing() { t_.device.watch = nullptr; }
@@ -171,25 +171,28 @@ public:
         t_.device.watch = step >= first_ && step <= last_ ? &trace_ : nullptr;
         if (t_.device.watch) trace_.step(step);
     }
-    void end(long step, bool stop, RunFolder& run) const {
-        if (t_.device.watch && (step == last_ || stop))
-            run.trace(trace_json({&trace_}), trace_svg({&trace_}, t_.arena.bytes()));
+    void end(long step, bool last, RunFolder& run) {
+        if (t_.device.watch && (step == last_ || last))
+            run.trace(trace_json({&trace_}), trace_html({&trace_}, planned_));
+        t_.device.watch = nullptr;
     }
 private:
     Trainer<T>& t_;
+    size_t planned_;
     long first_, last_;
     Trace trace_;
 };
 
 // at_peak: seconds that a step would take at the measured peak; negative: unknown.
 template <class T>
-void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run, double at_peak) {
+void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run,
+          double at_peak) {
     const Config& c = t.config;
     const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
     std::printf("%s\n", log_header().c_str());
     Progress progress{"training", t.step};
-    Tracing<T> tracing(t);
+    Tracing<T> tracing(t, plan);
     bool stop = false;
     auto drawn = Clock::now();
     double pause = 0;                                  // before the page is written again: it takes 1 % of the time
@@ -213,6 +216,7 @@ void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFo
         stop = interrupted || run.stop_requested();
         if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)
             std::printf("saved %s\n", save(t, corpus, tokenizer, run.path()).c_str());
+        tracing.end(t.step, stop || t.step == c.steps, run);
         const bool evaluated = due(c.eval_every) && val.windows() > 0;
         if (evaluated) {                               // after the save: whatever happens here, the run is on the disk
             log.val_loss = evaluate(t.context, t.weights, t.rows, val, c.batch, Progress{"evaluating"});
@@ -230,7 +234,6 @@ void loop(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, RunFo
             show_text(text + "\n----\n");
             run.sample(t.step, text);
         }
-        tracing.end(t.step, stop || t.step == c.steps, run);
         if (evaluated || stop || t.step == c.steps || seconds_since(drawn) > pause) {
             drawn = Clock::now();
             run.write_html();
@@ -282,7 +285,7 @@ template <class T> int train(Config config, const Resume& from) {
     std::printf("run     %s%s\n\n", run.path().c_str(),
                 from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);
-    loop(t, corpus, tokenizer, run, plan.flops() / peak);
+    loop(t, plan, corpus, tokenizer, run, plan.flops() / peak);
     std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done",
                 t.step, seconds_since(begin), run.path().c_str());
     return 0;
@@ -297,6 +300,8 @@ inline int run_command(int argc, const char* const* argv) {
     });
     if (!parsed.text.empty()) return std::fputs(parsed.text.c_str(), stdout), 0;
     Config& c = parsed.config;
+    if (c.explain)
+        return with_type(c.dtype, [&](auto type) { return print_explanation<decltype(type)>(c, take_step); });
     if (c.command != "train") return other_command(c, take_gradients, take_step);
     device_name(0);                                    // a CUDA build without a device says so before anything else
     if (from.run.empty()) from = find_resume(c.resume, c.out);   // with --config, which may say so itself
