@@ -113,10 +113,10 @@ void Trace::mark(Mark what, long index, double bytes) {
     if (leased_.empty()) micro_ = -1;                  // the ends are leased as long as a micro-batch lasts
 }
 
-// "void baretrain::norm_forward(Device&, ...) [with T = float]" or whatever else a compiler makes of it.
+// Compilers say "View<T> baretrain::f(View<T>) [with T = float]", and in a lambda "baretrain::f<float>(View<T>)::...".
 std::string operation(const Work& work) {
     const std::string name = work.where.function_name(), head = name.substr(0, name.find('('));
-    const size_t end = head.ends_with('>') ? head.rfind('<') : head.size();
+    const size_t end = head.ends_with('>') ? head.find('<') : head.size();
     const size_t begin = head.find_last_of(" :*&", end - 1) + 1;
     return head.substr(begin, end - begin);
 }
@@ -174,7 +174,7 @@ std::string lane_svg(const Trace& trace, const Picture& p, bool wire) {
         b.end = e.end, ++b.pieces;
     }
     const int top = wire ? 48 : 16;
-    if (boxes.empty()) return format("<text x=\"72\" y=\"%d\">nothing travels</text>", top + 16);
+    if (boxes.empty()) return format("<text x=\"72\" y=\"%d\">nothing %s</text>", top + 16, wire ? "travels" : "runs");
     std::string svg;
     for (const Box& b : boxes) {
         const Event& e = *b.longest;

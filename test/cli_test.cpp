@@ -347,4 +347,55 @@ TEST_CASE("tokenize learns a BPE, writes shards with it, and they train as the t
     check_refused(lab, 1, tokenize + Words{"none.txt", "-o", "t.bin"}, {"tokenize none.txt: no such file"});
 }
 
+// The whole records of the work in a trace.json.
+std::vector<json> work_of(const fs::path& trace) {
+    std::vector<json> work;
+    const json all = json::parse(get(trace));
+    for (const json& e : all["traceEvents"])
+        if (e["ph"] == "X") work.push_back(e);
+    return work;
+}
+
+TEST_CASE("--trace records steps 2 to N + 1 of each process, with its data and checkpoint, and changes no number") {
+    const Lab lab;
+    const Words traced = {"--trace", "3", "--clock", "virtual", "--clock-bytes", "2e9"};
+    for (const char* out : {"a", "b"}) REQUIRE(run(lab.path, lab.tiny() + traced + Words{"--out", out}).code == 0);
+    REQUIRE(run(lab.path, lab.tiny() + Words{"--out", "plain"}).code == 0);
+    CHECK(get(lab.path / "a/trace.json") == get(lab.path / "b/trace.json"));
+    CHECK(get(lab.path / "a/step-000004/model.safetensors") == get(lab.path / "plain/step-000004/model.safetensors"));
+    CHECK(!fs::exists(lab.path / "plain/trace.json"));
+    CHECK(contains(get(lab.path / "a/run.html"), "<figure class=\"trace\">"));
+    CHECK(!contains(get(lab.path / "plain/run.html"), "<figure class=\"trace\">"));
+
+    std::map<int, long> pieces;
+    std::map<std::string, long> named;
+    for (const json& e : work_of(lab.path / "a/trace.json")) {
+        ++pieces[e["args"]["step"]], ++named[e["name"]];
+        if (e["name"] == "next_rows") CHECK(e["dur"] == 2 * 16 * 3 * 4 / 2e9 * 1e6);   // tokens, targets, positions
+        if (e["name"] == "save")                       // weights and two moments
+            CHECK(e["args"]["bytes"].get<double>() / 12 == 257 * 16 + 16 * 16 + 12 * 16 * 16 + 13 * 16 + 2 * 16);
+    }
+    CHECK((pieces.size() == 3 && pieces[2] == pieces[3] && pieces[4] == pieces[3] + 1));   // the last is saved
+    CHECK((named["next_rows"] == 3 && named["upload"] == 3 && named["save"] == 1));
+
+    REQUIRE(run(lab.path, {"--resume", "a", "--steps", "7", "--trace", "1"}).code == 0);
+    const std::vector<json> resumed = work_of(lab.path / "a/trace.json");
+    CHECK(long(resumed.size()) == pieces[3]);
+    for (const json& e : resumed) CHECK(e["args"]["step"] == 6);
+}
+
+TEST_CASE("--explain says what a step does, and trains nothing") {
+    const Lab lab;
+    for (const Words& command : {Words{}, Words{"plan"}}) {
+        Words words = command;
+        for (const std::string& w : lab.tiny() + Words{"--explain", "true"}) words.push_back(w);
+        const Result r = run(lab.path, words);
+        CHECK(r.code == 0);
+        CHECK(r.err.empty());
+        CHECK(contains(r.out, "(32 x 16) (16 x 48)"));
+        CHECK(contains(r.out, "\nupdate\n"));
+        CHECK(!fs::exists(lab.path / "run"));
+    }
+}
+
 }  // TEST_SUITE
