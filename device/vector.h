@@ -24,25 +24,21 @@ template <class R, long n> using Vector = typename VectorOf<R, n>::type;
 template <class R> inline constexpr long vector_lanes = vector_bytes ? vector_bytes / long(sizeof(R)) : 1;
 
 #if !defined(__CUDACC__) && !defined(BT_SIMT)
-// Lanes from, from + 1, ... of a and b by turns.
-template <long from, class V, size_t... i> V zip(const V& a, const V& b, std::index_sequence<i...>) {
-#if __has_builtin(__builtin_shufflevector)
-    return __builtin_shufflevector(a, b, (i % 2 * sizeof...(i) + i / 2 + from)...);
+#if defined(__clang__)
+#define BT_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-    return V{(i % 2 ? b : a)[i / 2 + from]...};
+#define BT_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype(a < b){__VA_ARGS__})
 #endif
-}
-// Rows become columns. Zipping the upper half of the rows with the lower one moves each bit of a row's number one place
-// up, the top one into the lane's: after log2(n) times row and lane have changed places.
-template <class R, long n> void transpose(Vector<R, n> (&rows)[n]) {
-    constexpr auto lanes = std::make_index_sequence<n>();
+// Rows become columns. Taking lanes of a row of the upper half and of one of the lower half by turns moves each bit of a
+// row's number one place up, the top one into the lane's: after log2(n) times row and lane have changed places.
+template <class R, long n, size_t... i> void transpose(Vector<R, n> (&rows)[n], std::index_sequence<i...>) {
     for (long done = 1; done < n; done *= 2) {
         Vector<R, n> next[n];
-        for (long i = 0; i < n / 2; ++i) {
-            next[2 * i] = zip<0>(rows[i], rows[i + n / 2], lanes);
-            next[2 * i + 1] = zip<n / 2>(rows[i], rows[i + n / 2], lanes);
+        for (long r = 0; r < n / 2; ++r) {
+            next[2 * r] = BT_SHUFFLE(rows[r], rows[r + n / 2], (i % 2 * n + i / 2)...);
+            next[2 * r + 1] = BT_SHUFFLE(rows[r], rows[r + n / 2], (i % 2 * n + i / 2 + n / 2)...);
         }
-        for (long i = 0; i < n; ++i) rows[i] = next[i];
+        for (long r = 0; r < n; ++r) rows[r] = next[r];
     }
 }
 #endif

@@ -46,64 +46,8 @@ template <class R> BT_HD constexpr long attention_padded(long D) {
     return (D + unit - 1) / unit * unit;
 }
 
-// Rows of one head in global memory; rows from count on do not exist and read as zero.
-template <class T> struct HeadRows { const T* data; long stride, count, D; };
 // The maximum of no scores: finite, so that it can be subtracted from a masked score, which is -infinity.
 template <class R> inline constexpr R lowest = std::numeric_limits<R>::lowest();
-
-enum class Keep { all, finite };                       // finite: other values become 0
-
-template <class R> __device__ bool is_finite(R x) { return x > R(-INFINITY) && x < R(INFINITY); }
-
-// tile[r * padded + d] = scale * x[r][d] for r < rows. Says whether this thread has met a value that is not finite.
-template <Keep keep, class R, class T>
-__device__ bool stage_rows(R* __restrict__ tile, HeadRows<T> x, long rows, R scale) {
-    const long padded = attention_padded<R>(x.D);
-    int wild = 0;
-    for (long r = threadIdx.x / warpSize; r < rows; r += blockDim.x / warpSize) {
-        const T* const from = x.data + r * x.stride;
-        R* const to = tile + r * padded;
-        const long have = r < x.count ? x.D : 0;
-        for (long d = threadIdx.x % warpSize; d < have; d += warpSize) {
-            const R value = R(from[d]);
-            wild |= !is_finite(value);
-            to[d] = keep == Keep::all || is_finite(value) ? scale * value : R(0);
-        }
-        for (long d = have + threadIdx.x % warpSize; d < padded; d += warpSize) to[d] = R(0);
-    }
-    return wild;
-}
-
-// tile[d * rows + r] = scale * x[r][d]: the transposed tile. A CPU turns what it can patch by patch in registers.
-template <class R, class T> __device__ void stage_columns(R* __restrict__ tile, HeadRows<T> x, long rows, R scale) {
-    long turned_rows = 0, turned_columns = 0;
-    if constexpr (max_threads == 1) {
-        constexpr long n = vector_lanes<R>;
-        const long have = x.count < rows ? x.count : rows;
-        turned_rows = have / n * n, turned_columns = x.D / n * n;
-        for (long r = 0; r < turned_rows; r += n)
-            for (long d = 0; d < turned_columns; d += n) {
-                R in[n][n];
-                Vector<R, n> patch[n];
-                for (long i = 0; i < n; ++i)
-                    for (long l = 0; l < n; ++l) in[i][l] = scale * R(x.data[(r + i) * x.stride + d + l]);
-                memcpy(patch, in, sizeof in);
-                transpose<R, n>(patch);
-                for (long i = 0; i < n; ++i) memcpy(tile + (d + i) * rows + r, &patch[i], sizeof patch[i]);
-            }
-    }
-    for (long r = threadIdx.x / warpSize; r < rows; r += blockDim.x / warpSize)
-        for (long d = threadIdx.x % warpSize + (r < turned_rows ? turned_columns : 0); d < x.D; d += warpSize)
-            tile[d * rows + r] = r < x.count ? scale * R(x.data[r * x.stride + d]) : R(0);
-}
-
-// f(l) for l < n, where n is `most` as a rule: the compiler then knows the length of the loop.
-template <long most, class F> __device__ void for_lanes(long n, F f) {
-    if (n == most)
-        for (long l = 0; l < most; ++l) f(l);
-    else
-        for (long l = 0; l < n; ++l) f(l);
-}
 
 template <class R> constexpr size_t attention_forward_bytes(long Q, long D) {
     const long K = attention_keys, P = attention_padded<R>(D);
@@ -152,7 +96,7 @@ __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInp
     int* first = reinterpret_cast<int*>(rescale + Q);  // key rows first .. own are seen by a query
     int* own = first + Q;
 
-    stage_columns(qt, HeadRows<T>{in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D}, Q, in.scale);
+    stage_columns(qt, TileRows<T>{in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D}, Q, D, in.scale);
     for (long i = threadIdx.x; i < P * Q; i += blockDim.x) o[i] = R(0);
     for (long l = threadIdx.x; l < Q; l += blockDim.x) {
         top[l] = lowest<R>, sum[l] = R(0);
@@ -163,15 +107,15 @@ __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInp
     __syncthreads();
     for (long k0 = first[0]; k0 < end; k0 += K) {
         const long at = kv_head * D, left = end - k0;
-        const HeadRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, left, D};
-        const HeadRows<T> values{in.v.data + k0 * in.v.stride + at, in.v.stride, left, D};
+        const TileRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, left, D};
+        const TileRows<T> values{in.v.data + k0 * in.v.stride + at, in.v.stride, left, D};
         // So many of these keys does one of n queries see, the c-th among them. Scores behind them are never read.
         const auto visible = [&](long c, long n) {
             const long last = own0 + c / n * n + n - k0;
             return last < K ? last : K;
         };
         const auto made = [&](long c) { return visible(c, patch); };
-        stage_rows<Keep::all>(kv, keys, K, R(1));
+        stage_rows<Keep::all>(kv, keys, K, P, R(1));
         __syncthreads();
         tile_product<cols>(TileA<R>{kv, P, 1}, TileB<R>{qt, Q, Q}, K,
             [&](long r, long c) { return Span{0, r < made(c) ? D : 0}; },
@@ -181,7 +125,7 @@ __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInp
                     s[r * Q + c + l] = key >= first[c + l] && key <= own[c + l] ? x[l] : R(-INFINITY);
             });
         __syncthreads();
-        const bool wild = block_max(float(stage_rows<Keep::finite>(kv, values, K, R(1)))) > 0.f;
+        const bool wild = block_max(float(stage_rows<Keep::finite>(kv, values, K, P, R(1)))) > 0.f;
         online_softmax<Q, cols>(s, top, sum, rescale, made);
         tile_product<tile_cols<R>>(TileA<R>{s, 1, Q}, TileB<R>{kv, P, P}, count,
             [&](long r, long) { return Span{0, visible(r, tile_rows)}; },
@@ -244,10 +188,10 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
     R *q = dv + K * P, *dout = q + Q * P, *p = dout + Q * P, *ds = p + Q * K, *lse = ds + Q * K, *delta = lse + Q;
 
     for (long k0 = begin; k0 < end; k0 += K) {
-        const HeadRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D};
-        stage_columns(kt, keys, K, R(1));
-        stage_rows<Keep::finite>(k, keys, K, R(1));
-        stage_columns(vt, HeadRows<T>{in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D}, K, R(1));
+        const TileRows<T> keys{in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D};
+        stage_columns(kt, keys, K, D, R(1));
+        stage_rows<Keep::finite>(k, keys, K, P, R(1));
+        stage_columns(vt, TileRows<T>{in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D}, K, D, R(1));
         for (long i = threadIdx.x; i < K * P; i += blockDim.x) dk[i] = dv[i] = R(0);
         const long beyond = k0 + K - 1 + reach, stop = beyond < end ? beyond : end;   // no query from here sees a key
         for (long h = kv_head * group; h < (kv_head + 1) * group; ++h)
@@ -255,10 +199,10 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
                 const long count = end - q0 < Q ? end - q0 : Q;
                 // A row that is not finite must not reach keys that it does not see through 0 * NaN: so it is staged
                 // as 0 and arrives through its lse, which is NaN then (of q: already; of dout: set here).
-                const HeadRows<T> rows{in.q.data + q0 * in.q.stride + h * D, in.q.stride, count, D};
-                const HeadRows<T> drows{b.dout.data + q0 * b.dout.stride + h * D, b.dout.stride, count, D};
-                stage_rows<Keep::finite>(q, rows, Q, in.scale);
-                stage_rows<Keep::finite>(dout, drows, Q, R(1));
+                const TileRows<T> rows{in.q.data + q0 * in.q.stride + h * D, in.q.stride, count, D};
+                const TileRows<T> drows{b.dout.data + q0 * b.dout.stride + h * D, b.dout.stride, count, D};
+                stage_rows<Keep::finite>(q, rows, Q, P, in.scale);
+                stage_rows<Keep::finite>(dout, drows, Q, P, R(1));
                 for (long r = threadIdx.x; r < count; r += blockDim.x) {
                     delta[r] = b.delta[(q0 + r) * H + h];
                     lse[r] = is_finite(delta[r]) ? b.lse[(q0 + r) * H + h] : R(NAN);
@@ -293,9 +237,9 @@ template <class T> __global__ void attention_backward_kernel(AttentionBackward<T
                         R* const sums = b.sums + (h * N + q0 + r) * D + c;
                         T* const dq = b.g.dq.data + (q0 + r) * b.g.dq.stride + h * D + c;
                         const long n = D - c < cols ? D - c : cols;
-                        if (!fresh) for_lanes<cols>(n, [&](long l) { x[l] += sums[l]; });
-                        if (complete) for_lanes<cols>(n, [&](long l) { dq[l] = T(in.scale * x[l]); });
-                        else for_lanes<cols>(n, [&](long l) { sums[l] = x[l]; });
+                        if (!fresh) for (long l = 0; l < n; ++l) x[l] += sums[l];
+                        if (complete) for (long l = 0; l < n; ++l) dq[l] = T(in.scale * x[l]);
+                        else for (long l = 0; l < n; ++l) sums[l] = x[l];
                     });
                 __syncthreads();
             }

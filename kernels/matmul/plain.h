@@ -1,10 +1,10 @@
 // plain.h - the matrix product as an ordinary kernel: no library, every type, every stride, on every device.
-// Copy with: device.h and what it names
+// Copy with: kernels/tile.h, device.h and what they name
 //   y = op(a) op(b) + bias, or y += op(a) op(b)     y: (M, N)   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty
-// A block owns 32 x 64 elements of y and walks K in steps of 32 through tiles in shared memory, as Real<In>. The terms
+// A block owns a tile of y and walks K in steps through tiles of a and b in shared memory, as Real<In>. The terms
 // of an element are added in an order that depends on K alone: the bits depend neither on the team nor on the grid.
 #pragma once
-#include "device.h"
+#include "kernels/tile.h"
 
 namespace baretrain {
 
@@ -42,21 +42,16 @@ template <class In> struct Strided {
           down(transposed ? 1 : v.stride), right(transposed ? v.stride : 1) {}
 };
 
-inline constexpr long matmul_tile_rows = 32, matmul_tile_cols = 64, matmul_tile_depth = 32;
+inline constexpr long matmul_tile_rows = max_threads == 1 ? 64 : 32, matmul_tile_cols = 2 * matmul_tile_rows;
+inline constexpr long matmul_tile_depth = matmul_tile_rows;
 
 // tile = the part of m that begins at (r0, c0), zero beyond the edges; neighbouring threads read neighbouring elements.
 template <class In, long rows, long cols>
 __device__ void load_tile(Real<In> (&tile)[rows][cols], const Strided<In>& m, long r0, long c0) {
-    const In* from = m.data + r0 * m.down + c0 * m.right;
-    const long R = m.rows - r0 < rows ? m.rows - r0 : rows, C = m.cols - c0 < cols ? m.cols - c0 : cols;
-    if (m.right == 1)
-        for (long r = 0; r < rows; ++r)
-            for (long c = threadIdx.x; c < cols; c += blockDim.x)
-                tile[r][c] = r < R && c < C ? Real<In>(from[r * m.down + c]) : Real<In>(0);
-    else
-        for (long c = 0; c < cols; ++c)
-            for (long r = threadIdx.x; r < rows; r += blockDim.x)
-                tile[r][c] = r < R && c < C ? Real<In>(from[r * m.down + c * m.right]) : Real<In>(0);
+    const In* const from = m.data + r0 * m.down + c0 * m.right;
+    const long R = m.rows - r0, C = m.cols - c0;
+    if (m.right == 1) stage_rows<Keep::all>(tile[0], TileRows<In>{from, m.down, R, C}, rows, cols, Real<In>(1));
+    else stage_columns(tile[0], TileRows<In>{from, m.right, C, R}, cols, rows, Real<In>(1));
 }
 
 template <class Out, class In>
@@ -68,19 +63,20 @@ __global__ void matmul_kernel(Out* y, long y_stride, Strided<In> a, Strided<In> 
     __shared__ R sum[TM][TN];
     const long across = (b.cols + TN - 1) / TN, r0 = blockIdx.x / across * TM, c0 = blockIdx.x % across * TN;
     const long rows = a.rows - r0 < TM ? a.rows - r0 : TM, cols = b.cols - c0 < TN ? b.cols - c0 : TN;
-    for (long r = 0; r < rows; ++r)
+    for (long r = 0; r < TM; ++r)
         for (long c = threadIdx.x; c < TN; c += blockDim.x) sum[r][c] = 0;
     for (long k0 = 0; k0 < a.cols; k0 += TK) {
         __syncthreads();                               // the last step's tiles may still be in use
         load_tile<In>(A, a, r0, k0);
         load_tile<In>(B, b, k0, c0);
         __syncthreads();
-        for (long r = 0; r < rows; ++r)
-            for (long k = 0; k < TK; k += 4)           // four terms for each load and store of a sum
-                for (long c = threadIdx.x; c < TN; c += blockDim.x)
-                    sum[r][c] += A[r][k] * B[k][c] + A[r][k + 1] * B[k + 1][c] + A[r][k + 2] * B[k + 2][c] +
-                                 A[r][k + 3] * B[k + 3][c];
+        tile_product<tile_cols<R>>(TileA<R>{A[0], TK, 1}, TileB<R>{B[0], TN, TN}, rows,
+            [&](long, long) { return Span{0, TK}; },
+            [&](long r, long c, const R* x) {
+                for (long l = 0; l < tile_cols<R>; ++l) sum[r][c + l] += x[l];
+            });
     }
+    __syncthreads();
     for (long r = 0; r < rows; ++r)
         for (long c = threadIdx.x; c < cols; c += blockDim.x) {
             Out& to = y[(r0 + r) * y_stride + c0 + c];
