@@ -29,8 +29,8 @@ template <class R> inline constexpr long vector_lanes = vector_bytes ? vector_by
 #else
 #define BT_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype(a < b){__VA_ARGS__})
 #endif
-// Rows become columns. Taking lanes of a row of the upper half and of one of the lower half by turns moves each bit of a
-// row's number one place up, the top one into the lane's: after log2(n) times row and lane have changed places.
+// Rows become columns. Taking lanes of a row of the upper half and of one of the lower half by turns moves each bit of
+// a row's number one place up, the top one into the lane's: after log2(n) times row and lane have changed places.
 template <class R, long n, size_t... i> void transpose(Vector<R, n> (&rows)[n], std::index_sequence<i...>) {
     for (long done = 1; done < n; done *= 2) {
         Vector<R, n> next[n];
