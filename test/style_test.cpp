@@ -374,7 +374,7 @@ TEST_CASE("files, lines and functions keep to their budgets") {
     }
 }
 
-TEST_CASE("the core has at most 3500 lines of code, all of it at most 8000") {
+TEST_CASE("the core has at most 3500 lines of code, all of it at most 8500") {
     long core = 0, whole = 0;
     for (const auto& [file, text] : tree().text) {
         if (!is_source(file)) continue;
@@ -382,7 +382,7 @@ TEST_CASE("the core has at most 3500 lines of code, all of it at most 8000") {
         if (!not_core.count(file) && !host_layers.count(front_of(file))) core += code_lines(text);
     }
     CHECK(core <= 3500);
-    CHECK(whole <= 8000);
+    CHECK(whole <= 8500);
     CHECK(core > 0);
 }
 
