@@ -158,31 +158,6 @@ template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, co
     return f;
 }
 
-// Watches steps 2 to N + 1 of this process, with the data before and the checkpoint behind them. The first warms up; an
-// only one is watched.
-template <class T> class Tracing {
-public:
-    Tracing(Trainer<T>& t, const Plan& plan)
-        : t_(t), planned_(plan.step), first_(std::min(t.step + 2, t.config.steps)), last_(first_ + t.config.trace - 1),
-          trace_({t.config.clock == "wall", t.config.clock_flops, t.config.clock_bytes},
-                 [&t] { return wait(t.device), t.arena.high(); }) {}
-    ~Tracing() { t_.device.watch = nullptr; }
-    void begin(long step) {
-        t_.device.watch = step >= first_ && step <= last_ ? &trace_ : nullptr;
-        if (t_.device.watch) trace_.step(step);
-    }
-    void end(long step, bool last, RunFolder& run) {
-        if (t_.device.watch && (step == last_ || last))
-            run.trace(trace_json({&trace_}), trace_html({&trace_}, planned_));
-        t_.device.watch = nullptr;
-    }
-private:
-    Trainer<T>& t_;
-    size_t planned_;
-    long first_, last_;
-    Trace trace_;
-};
-
 // at_peak: seconds that a step would take at the measured peak; negative: unknown.
 template <class T>
 void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run,
@@ -192,12 +167,13 @@ void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
     std::printf("%s\n", log_header().c_str());
     Progress progress{"training", t.step};
-    Tracing<T> tracing(t, plan);
+    const long first = std::min(t.step + 2, c.steps), last = std::min(first + c.trace - 1, c.steps);   // 1 warms up
+    Trace trace({c.clock == "wall", c.clock_flops, c.clock_bytes}, [&] { return wait(t.device), t.arena.high(); });
     bool stop = false;
     auto drawn = Clock::now();
     double pause = 0;                                  // before the page is written again: it takes 1 % of the time
     while (t.step < c.steps && !stop) {
-        tracing.begin(t.step + 1);
+        if (t.step + 1 >= first && t.step < last) trace.step(t.step + 1), t.device.watch = &trace;
         const auto begin = Clock::now();
         const StepResult r = train_step(t, next_rows(t, train));
         const double s = seconds_since(begin);
@@ -216,7 +192,8 @@ void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer
         stop = interrupted || run.stop_requested();
         if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)
             std::printf("saved %s\n", save(t, corpus, tokenizer, run.path()).c_str());
-        tracing.end(t.step, stop || t.step == c.steps, run);
+        if (std::exchange(t.device.watch, nullptr) && (stop || t.step == last))
+            run.trace(trace_json({&trace}), trace_html({&trace}, plan.step));
         const bool evaluated = due(c.eval_every) && val.windows() > 0;
         if (evaluated) {                               // after the save: whatever happens here, the run is on the disk
             log.val_loss = evaluate(t.context, t.weights, t.rows, val, c.batch, Progress{"evaluating"});
