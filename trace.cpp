@@ -216,7 +216,8 @@ std::string trace_html(const Ranks& ranks, size_t planned) {
     html += "of the time</p>";
     for (const Trace* t : ranks) {
         html += "<svg viewBox=\"0 0 720 176\" fill=\"currentColor\" font-size=\"12\" role=\"img\" " +
-                format("aria-label=\"rank %d by time\">", t->rank) + lane_svg(*t, p, false) + lane_svg(*t, p, true) + memory_svg(*t, p);
+                format("aria-label=\"rank %d by time\">", t->rank) + lane_svg(*t, p, false) + lane_svg(*t, p, true) +
+                memory_svg(*t, p);
         size_t top = 0;
         long step = 0;
         for (const Event& e : t->events()) {
