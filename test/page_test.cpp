@@ -2,6 +2,9 @@
 #include "files.h"
 #include "runs.h"
 #include <cmath>
+#include <cstdio>
+#include <sstream>
+#include <unistd.h>
 
 using namespace baretrain;
 using namespace baretrain::test;
@@ -225,6 +228,118 @@ TEST_CASE("a chart takes any curves, names that are not its own, and nothing at 
     CHECK(count(some, "&#9632;") == 1);
     CHECK(contains(some, "data-range=\"1 3 2 8\""));
     CHECK(contains(chart("t", {{"", "color-0", {{1, 2}, {3, 4}}}}, Floor::zero), "data-range=\"1 3 0 4\""));
+}
+
+// ---- in a real browser ----------------------------------------------------------------------------------------------
+std::string output_of(const std::string& command) {
+    std::string text;
+    FILE* pipe = popen(command.c_str(), "r");
+    for (int c; pipe && (c = std::fgetc(pipe)) != EOF;) text += char(c);
+    if (pipe) pclose(pipe);
+    return text;
+}
+
+// Chromium, Chrome, or nothing.
+const std::string& browser() {
+    static const std::string found = [] {
+        const std::string all = output_of("command -v chromium chromium-browser google-chrome 2>/dev/null");
+        return all.substr(0, all.find('\n'));
+    }();
+    return found;
+}
+
+// Looks at each page at two widths, light and dark. One line a view: what is wrong, or "fine".
+const char* const inspector = R"(<pre id="result"></pre>
+<script>
+const light = color => {                               // relative luminance of rgb(...)
+  const [r, g, b] = color.match(/[\d.]+/g).map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top || b.bottom <= a.top;
+
+function inspect(frame) {
+  const d = frame.contentDocument, w = frame.contentWindow, wrong = [], dark = frame.style.colorScheme == 'dark';
+  const say = (ok, what) => { if (!ok) wrong.push(what); };
+  const back = w.getComputedStyle(d.body).backgroundColor, color = e => w.getComputedStyle(e).color;
+  say(w.innerWidth == frame.width, 'width ' + w.innerWidth);
+  say(d.documentElement.scrollWidth <= d.documentElement.clientWidth, 'scrolls to ' + d.documentElement.scrollWidth);
+  say((light(back) < 0.1) == dark && (light(back) > 0.9) == !dark, 'background ' + back);
+  for (const e of d.querySelectorAll('body, td, th, small, i, span, summary, pre'))
+    say(contrast(color(e), back) >= 4.5, 'faint text: ' + e.textContent.slice(0, 20));
+  const curves = d.querySelectorAll('.curve');
+  say(curves.length == frame.dataset.curves, curves.length + ' curves');
+  for (const c of curves) {
+    const box = c.getBoundingClientRect(), plot = c.closest('.plot').getBoundingClientRect();
+    say(box.width > 100 && box.height > 10, 'a curve of ' + box.width + ' x ' + box.height);
+    say(box.left >= plot.left - 3 && box.right <= plot.right + 3, 'a curve beside its plot');
+    say(box.top >= plot.top - 3 && box.bottom <= plot.bottom + 3, 'a curve above or below its plot');
+    say(contrast(color(c), back) >= 3, 'a faint curve: ' + color(c));
+  }
+  for (const figure of d.querySelectorAll('figure')) {
+    const boxes = [...figure.querySelectorAll('i, figcaption')].map(e => e.getBoundingClientRect());
+    boxes.forEach((a, i) => boxes.forEach((b, j) => say(i <= j || apart(a, b), 'labels over one another')));
+    for (const b of boxes) say(b.left >= 0 && b.right <= w.innerWidth && b.height > 8, 'a label outside of the page');
+  }
+  const plot = d.querySelector('.plot'), box = plot.querySelector('svg').getBoundingClientRect();
+  const [, x, y] = [...curves[0].getAttribute('d').matchAll(/[ML]([\d.]+) ([\d.]+)/g)].pop();
+  plot.dispatchEvent(new w.PointerEvent('pointermove', {clientX: box.left + x * box.width / 1000,
+                                                        clientY: box.top + y * box.height / 1000}));
+  say(plot.querySelector('output').textContent == frame.dataset.tip, plot.querySelector('output').textContent);
+  plot.dispatchEvent(new w.PointerEvent('pointerleave'));
+  say(plot.querySelector('output').textContent == '', 'the tip stays');
+  return [...new Set(wrong)].join('; ') || 'fine';
+}
+onload = () => {
+  document.getElementById('result').textContent = [...document.querySelectorAll('iframe')].map(inspect).join('\n') + '\n';
+  console.error('inspected');
+};
+</script>
+)";
+
+TEST_CASE("in a browser the curves are there, on a phone and a projector, light and dark, and nothing complains "
+          "(skipped where there is no Chromium)" * doctest::skip(browser().empty())) {
+    const RunLab f;
+    const std::string long_name = "a-run-with-quite-a-long-name-that-somebody-gave-to-it";
+    for (const std::string name : {"run", "other", long_name.c_str()}) {
+        RunFolder run(f / name);
+        run.write_config("lr = " + std::to_string(name.size()) + "  # flag\ndata = \"" + std::string(300, 'x') + "\"\n");
+        run.write_run_json({{"compiler", "g++"}, {"memory.weights", 1000000L}, {"memory.all", 2000000L}});
+        for (long step = 1; step <= 12000; ++step) {
+            StepLog s = step_log(step, 12 / (1 + 0.001 * double(step)) + double(step * 5 % 12) / 50);
+            s.grad_norm = s.loss / 5, s.lr = 1e-4 * s.loss, s.tokens_per_s = 1e5 / s.loss, s.mfu = 1 / s.loss;
+            if (step % 500 == 0) s.val_loss = s.loss + 0.5;
+            run.log(s);
+        }
+        for (long step : {1, 2, 3, 4, 5}) run.sample(step, "<b>" + std::string(500, 'y'));
+        run.write_html();
+    }
+    write_report({f.run(), f / "other", f / long_name}, f / "three.html");
+    std::string views = "<!doctype html>\n";
+    const auto view = [&](const char* page, int curves) {
+        for (const char* scheme : {"light", "dark"})
+            for (int width : {360, 1920})
+                views += format("<iframe src=\"%s\" width=\"%d\" height=\"900\" style=\"color-scheme: %s\" ", page, width,
+                                scheme) + format("data-curves=\"%d\" data-tip=\"step 12000: 0.9231\"></iframe>\n", curves);
+    };
+    view("run/run.html", 6), view("three.html", 18);
+    f.put("views.html", views + inspector);
+    const std::string command = "cd '" + f.path.string() + "' && $(command -v timeout >/dev/null && echo timeout 120) '" +
+                                browser() + "' --headless --disable-gpu --disable-dev-shm-usage --enable-logging=stderr "
+                                "--allow-file-access-from-files " + (geteuid() == 0 ? "--no-sandbox " : "") +
+                                "--dump-dom \"file://$PWD/views.html\" 2>errors";
+    const std::string page = output_of(command), mark = "<pre id=\"result\">", errors = get(f / "errors");
+    const size_t begin = page.find(mark);
+    REQUIRE_MESSAGE(begin != std::string::npos, errors);
+    std::istringstream found(page.substr(begin + mark.size(), page.find("</pre>", begin) - begin - mark.size()));
+    size_t seen = 0;
+    for (std::string line; std::getline(found, line); ++seen) {
+        CAPTURE(seen);
+        CHECK(line == "fine");
+    }
+    CHECK(seen == 8);
+    CHECK(count(errors, "CONSOLE") == 1);              // the inspector's own word: it would have heard the pages
+    CHECK(contains(errors, "inspected"));
 }
 
 }  // TEST_SUITE
