@@ -6,7 +6,6 @@
 #include "generate.h"
 #include "report.h"
 #include "trainer.h"
-#include <chrono>
 
 namespace baretrain {
 
@@ -55,34 +54,6 @@ Plan make_plan(const Config& config, const Params& params, Step step, size_t ava
     Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
     plan.peak = arena.peak();
     return plan;
-}
-
-// Operations a second of one big product of T: the best of those that fit into a tenth of a second, two at least.
-// Negative where the run is so short (100 such products) that measuring would be a good part of it.
-template <class T> double measured_peak(Device& d, double run_flops) {
-    constexpr long M = 1024, N = 3072, K = 768;
-    constexpr double flops = 2.0 * M * N * K;
-    if (run_flops < 100 * flops) return -1;
-    Arena arena((M * K + N * K + M * N) * sizeof(T));
-    Matmul products(d);
-    const auto x = arena.take<T>(M, K), w = arena.take<T>(N, K), y = arena.take<T>(M, N);
-    const std::vector<T> ones(size_t(N * K), T(1));    // pages that nobody wrote to are all the same one
-    copy_bytes(d, x.data, ones.data(), M * K * sizeof(T));
-    copy_bytes(d, w.data, ones.data(), N * K * sizeof(T));
-    using Clock = std::chrono::steady_clock;
-    const auto seconds = [](Clock::time_point since) {
-        return std::chrono::duration<double>(Clock::now() - since).count();
-    };
-    double best = HUGE_VAL;
-    const auto start = Clock::now();
-    for (int i = 0; i < 2 || seconds(start) < 0.1; ++i) {
-        const auto begin = Clock::now();
-        matmul<T, T>(products, d, y, x, w, {}, {.transpose_b = true});
-        T last;
-        copy_bytes(d, &last, y.row(M - 1), sizeof last);   // a GPU has then finished
-        best = std::min(best, seconds(begin));
-    }
-    return flops / best;
 }
 
 // The tensors that weight decay reaches, or the others, by name, with * for the number of a block.

@@ -94,4 +94,13 @@ TEST_CASE("what is missing comes with what it would bring and the command that g
     CHECK(!commit().empty());
 }
 
+TEST_CASE("the memory that a process holds is its own and what it shares, without mapped files; elsewhere it is unknown") {
+    Machine m;
+    CHECK(resident_memory(m.root) == -1);
+    m.file("proc/self/status", "VmRSS:\t 900 kB\nRssAnon:\t     300 kB\nRssFile:\t     500 kB\nRssShmem:\t     100 kB\n");
+    CHECK(resident_memory(m.root) == 400 * 1024);
+    m.file("proc/self/status", "VmRSS:\t 900 kB\n");
+    CHECK(resident_memory(m.root) == -1);
+}
+
 }

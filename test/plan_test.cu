@@ -158,4 +158,14 @@ TEST_CASE("a model of 8 billion parameters is planned without its memory") {
     CHECK(plan.matmul_flops == doctest::Approx(6.0 * 8192 * (8030261248.0 - 128256.0 * 4096)).epsilon(1e-4));
 }
 
-}  // TEST_SUITE
+TEST_CASE("the peak of the machine is measured for a run that takes a hundred times as long, and for no other") {
+    Device device;
+    const double product = 2.0 * 1024 * 3072 * 768;
+    CHECK(measured_peak<float>(device, 99 * product) < 0);
+    CHECK(device.launches == 0);
+    const double peak = measured_peak<float>(device, 101 * product);
+    CHECK(peak > 1e6);
+    CHECK(std::isfinite(peak));
+}
+
+}

@@ -2,6 +2,7 @@
 #define BT_NO_MAIN
 #include "train_gpt.cu"
 #include <doctest/doctest.h>
+#include <fstream>
 #include <random>
 #include <set>
 
@@ -378,4 +379,26 @@ TEST_CASE("B10: a gradient that is not finite, or no trained token, leaves weigh
     CHECK(b.weights() != weights);
 }
 
-}  // TEST_SUITE
+TEST_CASE("a step is logged with its share of the measured peak and the memory that the process holds") {
+    const TempFolder folder;
+    Bench<float> b({"--steps=3", "--eval-every=0", "--sample-every=0", "--save-every=0"});
+    const Plan plan = plan_of<float>(b.config, b.params);
+    const double at_peak = plan.flops() / 1e12;
+    RunFolder run((folder.path / "run").string());
+    run.write_run_json(run_facts(b.t, b.corpus, plan, 1e12));
+    loop(b.t, b.corpus, Tokenizer::bytes(), run, at_peak);
+    std::ifstream log(folder.path / "run" / "log.jsonl");
+    long steps = 0;
+    for (std::string line; std::getline(log, line); ++steps) {
+        const auto number = [&](const std::string& key) { return std::stod(line.substr(line.find(key) + key.size())); };
+        CHECK(number("\"mfu\":") * number("\"ms\":{\"step\":") == doctest::Approx(1e3 * at_peak));
+        if (resident_memory() > 0) CHECK(number("\"resident\":") > double(plan.held()) / 2);
+    }
+    CHECK(steps == 3);
+    const std::string facts = read_text((folder.path / "run" / "run.json").string());
+    for (const auto& [name, value] : memory_facts(plan.parts, plan.peak))
+        CHECK(facts.find(format("\"%s\": %ld,", name.c_str(), std::get<long>(value))) != std::string::npos);
+    CHECK(facts.find("\"peak_flops\": 1000000000000.0,") != std::string::npos);
+}
+
+}
