@@ -30,7 +30,7 @@ endif
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all train test tests headers tsan parity mutants bug copytest fuzz kill-test test-long clang cuda deps doctor
-.PHONY: bench clean help need-program need-doctest FORCE
+.PHONY: bench pictures clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -201,6 +201,9 @@ $(BUILD)/headers/%.ok: % $(BUILD)/flags
 parity:
 	@$(MAKE) --no-print-directory test SUITE=parity && sed -n 's/^parity: //p' $(BUILD)/test_kernels.log
 
+# The pictures of the README, by headless Chromium (dev/pictures).
+pictures: $(PROGRAM)
+	@dev/pictures.sh
 # How near a step is to its own matrix products and to the machine; BENCH="124M-B4-T64 bf16" picks rows (dev/bench).
 bench: $(BUILD)/bench
 	@./$< $(BENCH)
@@ -311,6 +314,7 @@ help:
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
 	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with and without one"
 	@echo "make parity      the worst errors against PyTorch and transformers, a row a model"
+	@echo "make pictures    the README's pictures of run.html and of three runs, by headless Chromium"
 	@echo "make bench       a step next to its own matrix products, speed and memory of its pieces (BENCH='124M-B4-T64 bf16')"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
