@@ -228,7 +228,9 @@ figure { margin: 1em 0; min-width: 0; } figure:first-child { grid-column: 1 / -1
 figcaption span { font-weight: 400; margin-left: 1em; display: inline-block; }
 .plot { position: relative; height: 13em; margin: 0.7em 1.4em 1.8em 3.4em; }
 figure:first-child .plot { height: 19em; }
-svg { width: 100%; height: 100%; overflow: visible; display: block; } path { vector-effect: non-scaling-stroke; }
+svg { width: 100%; height: auto; display: block; } svg text { font-size: 12px; }
+path { vector-effect: non-scaling-stroke; }
+.plot svg { height: 100%; overflow: visible; } .trace { overflow-x: auto; } .trace svg { min-width: 40em; }
 .plot i { position: absolute; font: 0.8em/1 system-ui, sans-serif; color: var(--dim); white-space: nowrap; }
 .plot i.y { right: calc(100% + 0.6em); transform: translateY(-50%); }
 .plot i.x { top: calc(100% + 0.6em); transform: translateX(-50%); }
@@ -242,6 +244,7 @@ svg { width: 100%; height: 100%; overflow: visible; display: block; } path { vec
 .color-0 { color: var(--c0); } .color-1 { color: var(--c1); } .color-2 { color: var(--c2); }
 .color-3 { color: var(--c3); } .color-4 { color: var(--c4); } .color-5 { color: var(--c5); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; }
+.pairs { columns: 30em; display: block; } .pairs tr { break-inside: avoid; }
 td, th { text-align: left; border-bottom: 1px solid var(--faint); padding: 0.15em 1.5em 0.15em 0; min-width: 6em; }
 .tiles tbody { display: flex; flex-wrap: wrap; gap: 0.6em 2.2em; } .tiles td { display: block; border: 0; padding: 0; }
 .tiles td:first-child { font-size: 0.85em; } .tiles td:last-child { font-size: 1.3em; font-weight: 600; }
@@ -350,15 +353,18 @@ std::string html_page(Runs runs) {
                        "<meta name=\"viewport\" content=\"width=device-width\"><title>" + title + "</title>\n" + style +
                        "</head><body>\n<h1>" + title + "</h1>\n";
     page += table(runs, columns(summary), Rows::all, many ? "" : "tiles") + charts(runs);
-    for (const RunPage& run : runs) page += run.trace;
+    for (const RunPage& run : runs)
+        if (!run.trace.empty()) page += (many ? "<h2>Trace of " + escape(run.name) + "</h2>\n" : "") + run.trace;
     for (const RunPage& run : runs)
         if (!run.samples.empty())
             page += concat("<h2>Samples", many ? " of " + escape(run.name) : "", "</h2>\n", samples(run, many ? 1 : 3));
     page += "<h2>Memory</h2>\n" + table(runs, columns([&](const RunPage& r) { return memory(r, full); }), Rows::all);
     const Rows rows = many ? Rows::different : Rows::all;
+    const char* const looks = many ? "" : "pairs";
+    const std::string what = many ? ": what differs</h2>\n" : "</h2>\n";
     const auto config = [&](const RunPage& r) { return settings(r, !many); };
-    page += concat("<h2>Configuration", many ? ": what differs" : "", "</h2>\n", table(runs, columns(config), rows));
-    page += concat("<h2>Versions", many ? ": what differs" : "", "</h2>\n", table(runs, columns(versions), rows));
+    page += "<h2>Configuration" + what + table(runs, columns(config), rows, looks);
+    page += "<h2>Versions" + what + table(runs, columns(versions), rows, looks);
     return page + script + "</body></html>\n";
 }
 

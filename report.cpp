@@ -27,6 +27,7 @@ const char* const samples_name = "samples.jsonl";
 const char* const config_name = "config.toml";
 const char* const facts_name = "run.json";
 const char* const page_name = "run.html";
+const char* const trace_name = "trace.html";
 const char* const stats_name = "stats.jsonl";
 
 // One line, or indented. What is not UTF-8 becomes U+FFFD; NaN and infinity, which JSON does not have, become null.
@@ -127,6 +128,7 @@ RunPage read_run(const std::string& folder) {
     const std::string base = folder + "/", facts = base + facts_name;
     run.name = name_of(folder);
     if (fs::exists(base + config_name)) run.config = utf8(read_text(base + config_name));
+    if (fs::exists(base + trace_name)) run.trace = read_text(base + trace_name);
     if (fs::exists(facts)) {
         const json parsed = json::parse(read_text(facts), shallow, false);
         if (!parsed.is_object()) fail(facts, ": is not an object of JSON; move the file away to go on without it");
@@ -247,6 +249,7 @@ void RunFolder::stats(const StatsLog& log) { append(file(stats_name), text_of(js
 void RunFolder::trace(const std::string& json, const std::string& html) {
     page_.trace = html;
     write_whole(file("trace.json"), json);
+    write_whole(file(trace_name), html);
     write_html();
 }
 

@@ -1,8 +1,8 @@
 // report.h - what a run says: the console line of a step, and the run folder with its log and its page.
 // Copy with: report.cpp, page.h, files.h and what they name, nlohmann-json
-// Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  stats.jsonl  run.html (one file, no
-// network), and beside them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow by
-// whole lines; a line torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
+// Folder: config.toml  run.json  log.jsonl (a line a step)  samples.jsonl  stats.jsonl  trace.json  run.html (one file,
+// no network), and beside them the trainer's checkpoints. Files appear whole (temporary name, then rename); logs grow
+// by whole lines; a line torn by a crash is cut on resume. Nothing is ever overwritten without a resume.
 #pragma once
 #include "page.h"
 #include <map>
@@ -61,7 +61,7 @@ public:
                                     // with more in them (val_loss): then the line is replaced
     void sample(long step, const std::string& text);
     void stats(const StatsLog& log);
-    void trace(const std::string& json, const std::string& html);   // trace.json, and a picture for run.html
+    void trace(const std::string& json, const std::string& html);   // trace.json; trace.html, for run.html
     void write_html() const;
     bool stop_requested() const;                       // somebody made a file `stop` in the folder
 private:

@@ -215,7 +215,8 @@ TEST_CASE("the page of a run is made again from its folder, byte for byte, and n
         run.write_run_json({{"seed", 42L}, {"peak_flops", 0.1}, {"none", NAN}, {"compiler", "g++\xFF"}});
         for (long step = 1; step <= 9; ++step) run.log(step_log(step, step == 3 ? INFINITY : 1.0 / double(step)));
         run.sample(4, "four \xFF");
-        run.write_html();
+        run.trace("{}", "<figure>when</figure>\n");
+        CHECK(contains(f.read("run.html"), "<figure>when</figure>"));
         CHECK(error_of([&] { write_report({f.run()}, ""); }) ==
               f.run() + ": another process is training in this folder; wait for it, or choose another name");
         CHECK(write_report({f.run()}, f / "beside.html") == f / "beside.html");
