@@ -158,10 +158,10 @@ template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, co
     return f;
 }
 
-// at_peak: seconds that a step would take at the measured peak; negative: unknown.
+// peak: measured operations a second; negative: unknown.
 template <class T>
 void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run,
-          double at_peak) {
+          double peak) {
     const Config& c = t.config;
     const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
@@ -181,7 +181,7 @@ void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer
         log.step = t.step, log.loss = r.loss, log.grad_norm = r.grad_norm,
         log.lr = learning_rate(schedule_of(c), t.step - 1);
         log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}};
-        log.mfu = at_peak / s, log.resident = on_gpu ? -1 : resident_memory();
+        log.mfu = plan.flops() / peak / s, log.resident = on_gpu ? -1 : resident_memory();
         if (r.skipped) log.skipped = r.trained ? "not finite: " + first_not_finite(t) : "nothing to train";
         if (r.skipped && r.trained && c.nonfinite == "stop")
             fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
@@ -262,7 +262,7 @@ template <class T> int train(Config config, const Resume& from) {
     std::printf("run     %s%s\n\n", run.path().c_str(),
                 from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);
-    loop(t, plan, corpus, tokenizer, run, plan.flops() / peak);
+    loop(t, plan, corpus, tokenizer, run, peak);
     std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done",
                 t.step, seconds_since(begin), run.path().c_str());
     return 0;
