@@ -21,6 +21,7 @@
 #define __host__
 #define __shared__
 #define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
 
 namespace baretrain {
 

@@ -7,13 +7,13 @@
 
 namespace baretrain {
 
-__device__ inline double fast_exp(double x) { return ::exp(x); }
-__device__ inline float fast_exp(float x) {
+__device__ __forceinline__ double fast_exp(double x) { return ::exp(x); }
+__device__ __forceinline__ float fast_exp(float x) {
     if constexpr (on_gpu) return ::expf(x);
-    float n = std::nearbyint(x * 1.44269504f);
-    n = n > -127.f ? n : -127.f;                       // also what NaN becomes; r stays NaN
-    n = n < 128.f ? n : 128.f;
-    const float r = std::fma(n, 2.12194440e-4f, std::fma(n, -0.693359375f, x));   // fma: sums may be re-associated
+    const float above = x < -88.f ? -88.f : x;         // so that n fits into the exponent
+    float n = std::nearbyint(above * 1.44269504f);
+    n = n < 128.f ? n : 128.f;                         // also what NaN becomes; r stays NaN
+    const float r = std::fma(n, 2.12194440e-4f, std::fma(n, -0.693359375f, above));   // fma: sums may be re-associated
     float p = 1.3888889e-3f;
     p = p * r + 8.3333333e-3f;
     p = p * r + 4.1666667e-2f;
@@ -24,14 +24,14 @@ __device__ inline float fast_exp(float x) {
     const int bits = (int(n) + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
-    return x < -87.33f ? 0.f : p * scale;              // below the smallest normal number; also where r is -infinity
+    return x < -87.33f ? 0.f : p * scale;              // below the smallest normal number
 }
 
 // 1 / (1 + exp(-x)): exp overflows to infinity, which gives 0.
-template <class V> __device__ V sigmoid(V x) { return V(1) / (V(1) + fast_exp(-x)); }
+template <class V> __device__ __forceinline__ V sigmoid(V x) { return V(1) / (V(1) + fast_exp(-x)); }
 
-__device__ inline double fast_tanh(double x) { return ::tanh(x); }
-__device__ inline float fast_tanh(float x) {
+__device__ __forceinline__ double fast_tanh(double x) { return ::tanh(x); }
+__device__ __forceinline__ float fast_tanh(float x) {
     if constexpr (on_gpu) return ::tanhf(x);
     const float s = x * x;                             // near 0 the quotient below cancels: use the odd series
     const float near = x * (1.f + s * (-0.333333333f + s * (0.133333333f + s * (-0.053968254f + s * 0.021869489f))));

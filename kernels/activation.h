@@ -12,13 +12,13 @@ namespace baretrain {
 template <class R> struct ValueSlope { R value, slope; };
 
 // GELU and its derivative at x: y' = s + 2 x u' s (1 - s), s = sigmoid(2u).
-template <class R> __device__ ValueSlope<R> gelu_at(R x) {
+template <class R> __device__ __forceinline__ ValueSlope<R> gelu_at(R x) {
     const R k = R(0.7978845608028654), a = R(0.044715);
     const R s = sigmoid(R(2) * k * x * (R(1) + a * x * x));
     return {x * s, s + R(2) * x * k * (R(1) + R(3) * a * x * x) * s * (R(1) - s)};
 }
 // SiLU x * sigmoid(x) and its derivative.
-template <class R> __device__ ValueSlope<R> silu_at(R x) {
+template <class R> __device__ __forceinline__ ValueSlope<R> silu_at(R x) {
     const R s = sigmoid(x);
     return {x * s, s + x * s * (R(1) - s)};
 }

@@ -63,7 +63,7 @@ template <class T> struct AdamStep {
         : lr(R(s->lr) * a.lr_factor), decay(R(s->decay) * a.decay), scale(R(s->scale)), eps(R(s->eps)), b1(R(s->beta1)),
           b2(R(s->beta2)), unbias1(R(1 / s->correct1)), unbias2(R(1 / s->correct2)), n1(R(1 - s->beta1)),
           n2(R(1 - s->beta2)) {}                       // in double: 1 - 0.999f is wrong in the fifth digit
-    __device__ AdamElement<R> at(const AdamSpan<T>& a, long i) const {
+    __device__ __forceinline__ AdamElement<R> at(const AdamSpan<T>& a, long i) const {
         const R g = a.g[i] * scale, w = a.master ? a.master[i] : R(a.w[i]);
         const R m = b1 * a.m[i] + n1 * g, v = b2 * a.v[i] + n2 * g * g;
         return {w, w - lr * (m * unbias1 / (sqrt(v * unbias2) + eps) + decay * w), m, v};
@@ -81,13 +81,17 @@ template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* 
     if (s->skip) return;
     const AdamStep<T> step(a, s);
     const auto [begin, end] = block_span(a.n);
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const AdamElement<Real<T>> e = step.at(a, i);
-        a.m[i] = e.m;
-        a.v[i] = e.v;
-        if (a.master) a.master[i] = e.w;
-        if constexpr (!std::is_same_v<T, Real<T>>) a.w[i] = step.published(a, s, i, e.w);
-    }
+    const auto update_all = [&](auto published) {
+        for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+            const AdamElement<Real<T>> e = step.at(a, i);
+            a.m[i] = e.m;
+            a.v[i] = e.v;
+            if (a.master) a.master[i] = e.w;
+            if constexpr (!std::is_same_v<T, Real<T>>) a.w[i] = published(i, e.w);
+        }
+    };
+    if (a.master) update_all([](long, Real<T> w) { return T(w); });   // on its own: random numbers do not vectorise
+    else update_all([&](long i, Real<T> w) { return step.published(a, s, i, w); });
 }
 
 // Sums of squares of what the step is about to make of a span: weight, gradient before clipping, change of the weight,

@@ -48,6 +48,7 @@ extern "C" void AnnotateIgnoreWritesEnd(const char*, int);
 #define __host__
 #define __shared__ static thread_local                 // of the running block: blocks of one host thread are sequential
 #define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
 
 namespace baretrain {
 
