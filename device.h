@@ -20,6 +20,7 @@
 #include "device/block.h"
 #include "device/vector.h"
 #include "device/math.h"
+#include <exception>
 
 namespace baretrain {
 
@@ -39,10 +40,13 @@ struct Device {
 class Watched {
 public:
     Watched(Device& d, const Work& work) : watch_(d.watch) { if (watch_) watch_->begin(work); }
-    ~Watched() { if (watch_) watch_->end(); }
+    ~Watched() noexcept(false) {                       // on a GPU end() waits, and may be told of an error
+        if (watch_ && std::uncaught_exceptions() == errors_) watch_->end();
+    }
     Watched(const Watched&) = delete;
 private:
     Watch* watch_;
+    int errors_ = std::uncaught_exceptions();
 };
 
 // How a kernel is spread out. `threads` is a wish: the device answers with what it has (1 on the CPU build).

@@ -358,7 +358,7 @@ std::vector<json> work_of(const fs::path& trace) {
 
 TEST_CASE("--trace records steps 2 to N + 1 of each process, with its data and checkpoint, and changes no number") {
     const Lab lab;
-    const Words traced = {"--trace", "3", "--clock", "virtual", "--clock-bytes", "2e9"};
+    const Words traced = {"--trace", "3", "--clock", "virtual", "--clock-bytes", "2e9", "--eval-every", "1"};
     for (const char* out : {"a", "b"}) REQUIRE(run(lab.path, lab.tiny() + traced + Words{"--out", out}).code == 0);
     REQUIRE(run(lab.path, lab.tiny() + Words{"--out", "plain"}).code == 0);
     CHECK(get(lab.path / "a/trace.json") == get(lab.path / "b/trace.json"));

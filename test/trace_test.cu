@@ -1,4 +1,4 @@
-// trace_test.cu - what a traced step says of itself, against its launches, its plan and closed forms; no time is measured.
+// trace_test.cu - what a traced step says of itself, against its launches, its plan and closed forms; nothing is timed.
 #include "test/host.h"
 #include "test/model.h"
 #include <nlohmann/json.hpp>
@@ -119,8 +119,19 @@ TEST_CASE("pieces inside a piece count with the outer one; the memory that they 
     CHECK((events[0].step == 4 && events[2].unit == 2));
 }
 
-TEST_CASE_TEMPLATE("the memory curve tops at the plan's bytes for a step, which are all of the plan where logits are", T,
-                   float, bf16, double) {
+TEST_CASE("an error that the wait behind a piece brings is thrown there, unless there is one already") {
+    Trace trace(virtual_clock, []() -> size_t { fail("lost"); });
+    Device d;
+    d.watch = &trace;
+    CHECK(error_of([&] { const Watched w(d, work(1)); }) == "lost");
+    CHECK(error_of([&] {
+        const Watched w(d, work(1));
+        fail("first");
+    }) == "first");
+}
+
+TEST_CASE_TEMPLATE("the memory curve tops at the plan's bytes for a step, which are all of it where logits are large",
+                   T, float, bf16, double) {
     ModelShape large = shape_of("gpt2", true);
     large.vocab = 3000;
     std::vector<ModelShape> shapes = all_shapes();
