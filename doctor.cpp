@@ -115,7 +115,10 @@ std::vector<Finding> examine(const Engines& engines, const std::string& root) {
         {"CPU", cpu_model(root), ""},
         {"cores", std::to_string(std::max(1u, std::thread::hardware_concurrency())), ""},
         {"vector extensions", vectors.empty() ? "none that matter" : vectors,
-         names(vectors, "bf16") ? "" : "no bf16 instructions: --dtype bf16 saves memory here, not time"},
+         !names(vectors, "bf16") ? "no bf16 instructions: --dtype bf16 saves memory here, not time"
+         : names(engines.matmul, "in float") ? "bf16 instructions are no faster than float ones on this CPU (Intel "
+                                               "without AMX), which are used: --dtype bf16 saves memory here, not time"
+                                             : ""},
         {"memory", gigabytes(total) + ", of which " + gigabytes(available_memory(root)) + " can be had", ""},
         {"OpenMP", openmp ? "on, " + std::to_string(engines.team) + " threads a rank" : "off",
          openmp ? "" : "all cores, not one: build with g++ (on a Mac: brew install libomp), then make"},

@@ -3,7 +3,7 @@
 //   y: (M, N) overwritten or added to   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty, only when overwriting
 // In: float, bf16 or double. Out: In or Real<In>. Sums are kept in Real<In>; a bf16 result is rounded once. Rows may
 // have strides. Sizes of 0 are fine: a sum over nothing is the bias, or zero. A dry device only counts operations.
-// float: oneDNN, else CBLAS, else plain loops. bf16: oneDNN where the CPU has bf16 instructions; else, with a library,
+// float: oneDNN, else CBLAS, else plain loops. bf16: oneDNN where the CPU is fast at it; else, with a library,
 // through float copies. double: CBLAS, else plain loops. CUDA: cuBLASLt, and plain loops for what it declines.
 // Same call, same team: same bits. Another team changes them only where a library splits K: seen with oneDNN for
 // transposed a, K of 4,000 and more and small results; never with plain loops.
@@ -20,7 +20,7 @@ namespace baretrain {
 // One per rank: the library's handles, what it has prepared for each shape, and the count of operations.
 class Matmul {
 public:
-    explicit Matmul(Device&) {}
+    explicit Matmul(Device&, bool fast_bf16 = OneDnn::fast_bf16()) : onednn_(fast_bf16) {}
     Matmul(const Matmul&) = delete;
     static std::string engine();                       // what float products use, and what bf16 and double use
     double flops() const { return flops_; }            // 2 M N K over all calls, also dry ones
@@ -46,30 +46,46 @@ private:
         plain_matmul(d, p);
     }
 
-    // A library that is fast in float only: copies cost M K + K N, the product M N K.
+    // A library that is fast in float only gets float copies, of a part of the longest side at a time: what it reads is
+    // still in the cache, and the copies stay small whatever the product.
     template <class Out> void multiply_as_float(Device& d, const Product<Out, bf16>& p) {
-        const long sizes[4] = {p.a.count(), p.b.count(), p.bias.count(), std::is_same_v<Out, float> ? 0 : p.y.count()};
-        const size_t bytes = size_t(sizes[0] + sizes[1] + sizes[2] + sizes[3]) * sizeof(float);
+        constexpr bool rounds = !std::is_same_v<Out, float>;   // sums that must be kept in float until they are whole
+        const long most = std::max({p.M, p.N, p.K});
+        const bool rows = p.M == most, cols = !rows && p.N == most, depth = !rows && !cols;   // the side that is cut
+        const long each = depth ? p.M + p.N : p.K + (rounds ? (rows ? p.N : p.M) : 0);
+        const long parts = (most * each + copied_floats - 1) / copied_floats;
+        const long step = std::min(most, ((most + parts - 1) / parts + 63) / 64 * 64);
+        const long m = rows ? step : p.M, n = cols ? step : p.N, k = depth ? step : p.K;
+        const auto line = [](long count) { return (count + 15) / 16 * 16; };
+        const size_t bytes = size_t(line(m * k) + line(k * n) + line(n) + (rounds ? m * n : 0)) * sizeof(float);
         if (bytes > scratch_.bytes()) scratch_ = Buffer(bytes);
-        float* at = static_cast<float*>(scratch_.data());
-        const auto widen = [&](View<const bf16> v) {
-            const View<float> wide(at, v.rows, v.cols);
-            at += v.count();
-            copy_rows(d, wide, v, Write::over);
-            return View<const float>(wide);
+        float *a = static_cast<float*>(scratch_.data()), *b = a + line(m * k), *bias = b + line(k * n);
+        const auto widen = [&](float* to, View<const bf16> v) {
+            copy_rows(d, View<float>(to, v.rows, v.cols), v, Write::over);
+            return View<const float>(to, v.rows, v.cols);
         };
-        Product<float, float> wide{{}, widen(p.a), widen(p.b), widen(p.bias), p.o, p.M, p.N, p.K};
-        if constexpr (std::is_same_v<Out, float>) {
-            wide.y = p.y;
+        Product<float, float> wide{{}, {}, {}, {}, p.o, m, n, k};
+        for (long first = 0, here; first < most; first += here) {
+            here = std::min(step, most - first);
+            const auto part = [&](auto v, bool cut_rows, bool cut_cols) {
+                return cut_rows ? v.row_range(first, here) : cut_cols ? v.col_range(first, here) : v;
+            };
+            const bool ta = p.o.transpose_a, tb = p.o.transpose_b, later = depth && first > 0;
+            if (first == 0 || !cols) wide.a = widen(a, part(p.a, ta ? depth : rows, ta ? rows : depth));
+            if (first == 0 || !rows) wide.b = widen(b, part(p.b, tb ? cols : depth, tb ? depth : cols));
+            wide.bias = p.bias.empty() || later ? View<const float>() : widen(bias, part(p.bias, false, cols));
+            const View<Out> y = part(p.y, rows, cols);
+            if constexpr (rounds) wide.y = View<float>(bias + line(n), y.rows, y.cols);
+            else wide.y = y;
+            wide.o.write = later ? Write::add : rounds ? Write::over : p.o.write;
+            (rows ? wide.M : cols ? wide.N : wide.K) = here;
             dispatch(d, wide);
-        } else {
-            wide.y = View<float>(at, p.M, p.N);
-            wide.o.write = Write::over;
-            dispatch(d, wide);
-            copy_rows(d, p.y, View<const float>(wide.y), p.o.write);
+            if constexpr (rounds)
+                if (!depth || first + here == most) copy_rows(d, y, View<const float>(wide.y), p.o.write);
         }
     }
 
+    static constexpr long copied_floats = 1 << 20;
     double flops_ = 0;
     Buffer scratch_;
     CublasLt cublas_;

@@ -77,6 +77,8 @@ TEST_CASE("the processor is named, and only extensions that matter are listed") 
     CHECK(cpu_model(m.root) == "Some CPU @ 2 GHz");
     CHECK(vector_extensions(m.root) == "avx avx2 avx512f avx512_bf16");
     CHECK(find(examine({}, m.root), "vector extensions")->advice.empty());
+    const Engines slow{"oneDNN 2.6.3 (bf16: oneDNN 2.6.3 in float, double: plain loops)"};
+    CHECK(find(examine(slow, m.root), "vector extensions")->advice.starts_with("bf16 instructions are no faster"));
     m.file("proc/cpuinfo", "model name\t: Old\nflags\t\t: fpu avx\n");
     CHECK(!find(examine({}, m.root), "vector extensions")->advice.empty());
 }

@@ -35,11 +35,23 @@ public:
         const dnnl_version_t* v = dnnl_version();
         return "oneDNN " + std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
     }
-    // Without bf16 instructions oneDNN emulates them, which is slower than float.
+    // Without bf16 instructions oneDNN emulates them. Intel's, but for AMX, are no faster than those for float, and
+    // oneDNN's code for them is slower (one core: 80 GFLOP/s, float 150). Never decided by a clock: bits depend on it.
     static bool fast_bf16() {
-        const int have = int(dnnl::get_effective_cpu_isa()), need = int(dnnl::cpu_isa::avx512_core_bf16);
-        return (have & need) == need;
+        const auto has = [have = int(dnnl::get_effective_cpu_isa())](dnnl::cpu_isa isa) {
+            return (have & int(isa)) == int(isa);
+        };
+        return has(dnnl::cpu_isa::avx512_core_amx) || (has(dnnl::cpu_isa::avx512_core_bf16) && !intel());
     }
+    static bool intel() {
+#if defined(__x86_64__)
+        return __builtin_cpu_is("intel");
+#else
+        return false;
+#endif
+    }
+
+    explicit OneDnn(bool bf16 = fast_bf16()) : bf16_(bf16) {}
 
     // False: declined, nothing was touched.
     template <class Out, class In> bool multiply(Device& d, const Product<Out, In>& p) {
@@ -72,6 +84,10 @@ private:
         return Desc({rows, cols}, type, transposed ? dnnl::memory::dims{1, stride} : dnnl::memory::dims{stride, 1});
     }
 
+    static bool is(const dnnl::matmul::primitive_desc& pd, const char* kind) {
+        return std::string(pd.impl_info_str()).rfind(kind, 0) == 0;
+    }
+
     template <class Out, class In> Plan make(const Product<Out, In>& p) {
         const Desc a = desc<In>(p.M, p.K, p.a.stride, p.o.transpose_a);
         const Desc b = desc<In>(p.K, p.N, p.b.stride, p.o.transpose_b);
@@ -86,9 +102,12 @@ private:
 #if DNNL_VERSION_MAJOR >= 3
         const dnnl::matmul::primitive_desc pd(engine_, a, b, bias, y, attributes, true);
 #else
-        const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(a, b, bias, y), attributes, engine_, true);
+        const dnnl::matmul::desc operation(a, b, bias, y);   // pd points to it
+        dnnl::matmul::primitive_desc pd(operation, attributes, engine_, true);
+        // Its first choice does not copy its operands: half as fast where rows of b are a multiple of 4 KB apart.
+        while (pd && intel() && std::is_same_v<In, float> && is(pd, "brg") && pd.next_impl()) {}
 #endif
-        if (!pd || std::string(pd.impl_info_str()).rfind("ref", 0) == 0) return {};
+        if (!pd || is(pd, "ref")) return {};
         Plan plan{dnnl::matmul(pd), {a, engine_, nullptr}, {b, engine_, nullptr}, {}, {y, engine_, nullptr}};
         if (!p.bias.empty()) plan.bias = {bias, engine_, nullptr};
         return plan;
@@ -110,7 +129,7 @@ private:
 
     dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
     dnnl::stream stream_{engine_};
-    bool bf16_ = fast_bf16();
+    bool bf16_;
     std::map<Key, Plan> plans_;
 };
 

@@ -28,6 +28,7 @@ template <class Out, class In> struct Product {
 // Stands for a library that this build does not have.
 struct NoEngine {
     static constexpr bool found = false;
+    explicit NoEngine(bool = false) {}
     static std::string name() { return {}; }
     static bool fast_bf16() { return false; }
     template <class Out, class In> bool multiply(Device&, const Product<Out, In>&) { return false; }
@@ -97,8 +98,10 @@ template <class To, class From>
 __global__ void copy_rows_kernel(To* y, long y_stride, const From* x, long x_stride, long C, Write write) {
     using R = Real<To>;
     y += blockIdx.x * y_stride, x += blockIdx.x * x_stride;
-    for (long c = threadIdx.x; c < C; c += blockDim.x)
-        y[c] = To((write == Write::add ? R(y[c]) : R(0)) + R(x[c]));
+    if (write == Write::over)
+        for (long c = threadIdx.x; c < C; c += blockDim.x) y[c] = To(R(x[c]));
+    else
+        for (long c = threadIdx.x; c < C; c += blockDim.x) y[c] = To(R(y[c]) + R(x[c]));
 }
 template <class To, class From> void copy_rows(Device& d, View<To> y, View<const From> x, Write write) {
     launch(d, {y.rows}, copy_rows_kernel<To, From>, y.data, y.stride, x.data, x.stride, y.cols, write);
