@@ -1,5 +1,6 @@
 #include "kernels/matmul.h"
 #include "test/harness.h"
+#include <fstream>
 #include <functional>
 #if defined(_OPENMP)
 #include <omp.h>
@@ -27,9 +28,10 @@ template <class Out, class In, class Body> void for_each_engine(Body body) {
         });
     };
     Device device;
-    Matmul m(device);
-    {
-        INFO("through matmul(): ", Matmul::engine());
+    for (bool fast_bf16 : {false, true}) {             // both ways of bf16, whatever this CPU is best at
+        if (fast_bf16 && !std::is_same_v<In, bf16>) continue;
+        Matmul m(device, fast_bf16);
+        INFO("through matmul(): ", Matmul::engine(), ", bf16 as it is: ", fast_bf16);
         body([&](Device& d, View<Out> y, View<const In> a, View<const In> b, View<const In> bias, MatmulOptions o) {
             matmul(m, d, y, a, b, bias, o);
         });
@@ -38,9 +40,9 @@ template <class Out, class In, class Body> void for_each_engine(Body body) {
         bool multiply(Device& d, const Product<Out, In>& p) { return plain_matmul(d, p), true; }
     } plain;
     direct("plain loops", plain);
-    if constexpr (OneDnn::found && !std::is_same_v<In, double>) {
+    if constexpr (OneDnn::found && std::is_same_v<In, float>) {
         OneDnn engine;
-        if (!std::is_same_v<In, bf16> || OneDnn::fast_bf16()) direct("oneDNN", engine);
+        direct("oneDNN", engine);
     }
     if constexpr (Cblas::found && std::is_same_v<Out, In> && !std::is_same_v<In, bf16>) {
         Cblas engine;
@@ -83,11 +85,11 @@ Numbers truth(const Numbers& a, const Numbers& b, long M, long N, long K, Matmul
 }
 
 // One rounding of a bf16 result is at most 2^-8 of it, element by element: sums are kept in float.
-template <class Out> void check_close(const Numbers& want, const Numbers& got) {
+template <class Out> void check_close(const Numbers& want, const Numbers& got, double slack = 1e-5) {
     CHECK(relative_error(want, got) < tolerance<Out>());
     if constexpr (std::is_same_v<Out, bf16>) {
         long far = 0;
-        for (size_t i = 0; i < want.size(); ++i) far += std::fabs(want[i] - got[i]) > std::fabs(want[i]) / 256 + 1e-5;
+        for (size_t i = 0; i < want.size(); ++i) far += std::fabs(want[i] - got[i]) > std::fabs(want[i]) / 256 + slack;
         CHECK(far == 0);
     }
 }
@@ -151,6 +153,34 @@ TEST_CASE("bf16 products match a plain fp64 loop on the rounded inputs, rounded 
 }
 TEST_CASE("bf16 products kept in float match a plain fp64 loop on the rounded inputs") {
     compare_with_truth<float, bf16>();
+}
+
+// Sides so long that float copies of bf16 are made in several parts: of rows, of columns, of the sum.
+TEST_CASE_TEMPLATE("long bf16 products match a plain fp64 loop whichever side is long, rounded once", Out, float, bf16) {
+    if (!OneDnn::found && !Cblas::found) return;       // plain loops make no copies
+    const long sizes[3][3] = {{90001, 19, 33}, {21, 90001, 34}, {231, 180, 6001}};
+    for (const auto& [M, N, K] : sizes) {
+        const Numbers an = noise<bf16>(M * K, 1), bn = noise<bf16>(K * N, 2), bias = noise<bf16>(N, 3);
+        for (int which = 0; which < 4; ++which)
+            for (int mode = 0; mode < 3; ++mode) {     // overwrite, overwrite with bias, add
+                if (mode != 1 && which != 1) continue;
+                MatmulOptions o{.transpose_a = which % 2 == 1, .transpose_b = which / 2 == 1,
+                                .write = mode == 2 ? Write::add : Write::over};
+                CAPTURE(M); CAPTURE(N); CAPTURE(which); CAPTURE(mode);
+                const Gapped<bf16> a(o.transpose_a ? K : M, o.transpose_a ? M : K, an, NAN);
+                const Gapped<bf16> b(o.transpose_b ? N : K, o.transpose_b ? K : N, bn, NAN);
+                const Tensor<bf16> bias_row(1, N, bias);
+                Gapped<Out> y(M, N, Numbers(size_t(M * N), mode == 2 ? 1.5 : NAN), 5);
+                Device d;
+                Matmul m(d, false);
+                matmul(m, d, y.v, a.v, b.v, mode == 1 ? bias_row.v : View<bf16>(), o);
+                Numbers want = truth(an, bn, M, N, K, o);
+                for (size_t i = 0; i < want.size(); ++i)
+                    want[i] += mode == 1 ? bias[i % size_t(N)] : mode == 2 ? 1.5 : 0;
+                check_close<Out>(want, y.get(), 1e-4);   // thousands of terms in float
+                y.check_gaps(5);
+            }
+    }
 }
 
 TEST_CASE_TEMPLATE("a team of any size gives the right result", T, float, bf16, double) {
@@ -330,5 +360,16 @@ TEST_CASE("the caller's OpenMP team is what it was") {
 #endif
 
 TEST_CASE("the engine has a name") { CHECK(!Matmul::engine().empty()); }
+
+#if defined(__x86_64__) && defined(__linux__)
+TEST_CASE("libraries are used for what this CPU is good at") {
+    std::ifstream in("/proc/cpuinfo");
+    const std::string cpu((std::istreambuf_iterator<char>(in)), {}), flags = cpu.substr(cpu.find("\nflags"));
+    const auto has = [&](const char* flag) { return flags.substr(0, flags.find('\n', 1)).find(flag) != std::string::npos; };
+    if (OneDnn::found && !has("amx_bf16"))
+        CHECK(OneDnn::fast_bf16() == (has("avx512_bf16") && cpu.find("GenuineIntel") == std::string::npos));
+    if (Cblas::found && has(" fma")) CHECK(Cblas::name().find("Prescott") == std::string::npos);
+}
+#endif
 
 }

@@ -16,6 +16,8 @@ struct Options {
     bool cpu = false;
 };
 
+inline std::string share(double part, double whole) { return whole > 0 ? format("%.2f", part / whole) : "-"; }
+
 // ---- what the machine can do ----------------------------------------------------------------------------------------
 template <class T> struct Operand {
     Buffer memory;
@@ -60,6 +62,49 @@ inline double memory_rate(bool cpu) {
     return median(rates);
 }
 
+// ---- the same products by each engine ------------------------------------------------------------------------------
+// Those of one step of GPT-2 124M at B4 T64, each shape once, in float: operations a second, medians of three.
+template <class Engine> double engine_rate(Engine& engine, Device& d, bool cpu) {
+    double flops = 0, all = 0;
+    const auto time = [&](long M, long N, long K, bool transpose_a, bool transpose_b) {
+        const Operand<float> a(transpose_a ? K : M, transpose_a ? M : K), b(transpose_b ? N : K, transpose_b ? K : N);
+        const Operand<float> y(M, N);
+        const Product<float, float> p{y.v, a.v, b.v, {}, {transpose_a, transpose_b}, M, N, K};
+        std::vector<double> times;
+        for (int i = 0; i < 4; ++i) {                  // the first one is for caches and preparations
+            const double since = seconds(cpu);
+            if (!engine.multiply(d, p)) fail("bench: product " + p.shape() + " was declined");
+            if (i > 0) times.push_back(seconds(cpu) - since);
+        }
+        all += median(times), flops += 2.0 * double(M) * double(N) * double(K);
+    };
+    const long rows = 256, layers[4][2] = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}};
+    for (const auto& [in, out] : layers) {
+        time(rows, out, in, false, false);             // forward
+        time(rows, in, out, false, true);              // gradient of the input
+        time(in, out, rows, true, false);              // gradient of the weight
+    }
+    time(rows, 50257, 768, false, true), time(rows, 768, 50257, false, false), time(50257, 768, rows, true, false);
+    return flops / all;
+}
+struct PlainLoops {
+    static constexpr bool found = true;
+    static std::string name() { return "plain loops"; }
+    bool multiply(Device& d, const Product<float, float>& p) { return plain_matmul(d, p), true; }
+};
+inline void print_engines(bool cpu) {
+    std::printf("\n| float products of 124M-B4-T64 by | GFLOP/s | / oneDNN |\n|---|---|---|\n");
+    double first = 0;
+    const auto row = [&]<class Engine>(Engine&& engine) {
+        Device d;
+        if (!Engine::found) return;
+        const double rate = engine_rate(engine, d, cpu);
+        if (OneDnn::found && first == 0) first = rate;
+        std::printf("| %s | %.0f | %s |\n", Engine::name().c_str(), rate / 1e9, share(rate, first).c_str());
+    };
+    row(OneDnn()), row(Cblas()), row(PlainLoops());
+}
+
 // ---- one row --------------------------------------------------------------------------------------------------------
 struct Measured {
     std::vector<double> step, products, big;           // seconds, seconds, operations a second; of each clean pair
@@ -86,6 +131,7 @@ template <class T> void measure_pair(Measured& all, Trainer<T>& t, const std::ve
             step += seconds(o.cpu) - since;
             for (const auto& [name, phase] : watch.by_operation()) phases[name].add(phase);
         }
+        const TinyIsZero fast(t.device.team);
         const Phases replay(t.device, true, o.cpu);
         train_step(t, micros);
         products += replay.products().seconds;
@@ -100,6 +146,7 @@ template <class T> void measure_pair(Measured& all, Trainer<T>& t, const std::ve
 
 template <class T> Measured measure(const Config& config, const Options& o) {
     const double begin = seconds(false);
+    trim_heap();
     const Params params(config.shape);
     const std::vector<Rows> micros = random_rows(config);
     Measured all;
@@ -124,8 +171,6 @@ template <class T> Measured measure(const Config& config, const Options& o) {
 }
 
 // ---- the tables -----------------------------------------------------------------------------------------------------
-inline std::string share(double part, double whole) { return whole > 0 ? format("%.2f", part / whole) : "-"; }
-
 inline void print_header() {
     std::printf("\n| model | type | step ms | tokens/s | own products ms | GFLOP/s | / step | target | / one big product "
                 "| memory MB | plan MB | pairs (dropped) |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
@@ -198,6 +243,7 @@ inline void run(const Options& o) {
             });
             print_row(c.name, type, done.back().m, c.target[type == "bf16"]);
         }
+    if (o.names.empty() && o.types.empty()) print_engines(o.cpu);
     for (const Done& d : done) print_phases(d.title, d.m, memory);
 }
 

@@ -9,6 +9,11 @@
 #else
 #include <cblas.h>
 #endif
+#if defined(OPENBLAS_VERSION) && defined(__x86_64__)
+#include <cstdlib>
+extern "C" [[gnu::weak]] void gotoblas_dynamic_init();   // only in builds for many CPUs
+extern "C" [[gnu::weak]] void gotoblas_dynamic_quit();
+#endif
 
 namespace baretrain {
 
@@ -16,12 +21,28 @@ struct Cblas {
     static constexpr bool found = true;
     static std::string name() {
 #if defined(OPENBLAS_VERSION)
-        return "CBLAS (OpenBLAS)";
+        const Cblas told;
+        return std::string("CBLAS (OpenBLAS for ") + openblas_get_corename() + ")";
 #elif defined(__APPLE__)
         return "CBLAS (Accelerate)";
 #else
         return "CBLAS";
 #endif
+    }
+
+    Cblas() { [[maybe_unused]] static const bool once = use_this_cpu(); }
+
+    // An OpenBLAS older than the CPU falls back on its kernels of 2004, five times slower: it is told what to take.
+    // Whoever has set the variable is obeyed.
+    static bool use_this_cpu() {
+#if defined(OPENBLAS_VERSION) && defined(__x86_64__)
+        const bool wide = __builtin_cpu_supports("avx512vl"), fma = __builtin_cpu_supports("fma");
+        if (!fma || !gotoblas_dynamic_init || std::string(openblas_get_corename()) != "Prescott") return false;
+        setenv("OPENBLAS_CORETYPE", wide ? "SkylakeX" : "Haswell", 0);
+        gotoblas_dynamic_quit();
+        gotoblas_dynamic_init();
+#endif
+        return true;
     }
 
     // False: sizes beyond its 32-bit integers; nothing was touched.
