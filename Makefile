@@ -20,7 +20,7 @@ PROGRAM    ?= $(if $(filter build/g++,$(BUILD)),train_gpt,$(BUILD)/train_gpt)
 # Suites whose kernels also run thread for thread as fibers (-DBT_SIMT), and those that exist only there.
 SIMT_SUITES := device memory norm rope activation embed loss reduce adamw matmul attention
 SIMT_ONLY   := simt
-PROGRAMS    := cli resume commands#   suites that start the program
+PROGRAMS    := cli resume commands blackbox#   suites that start the program
 TSAN_QUICK  := simt reduce norm#   what `make test` runs under ThreadSanitizer; `make tsan` runs them all
 
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)

@@ -246,12 +246,13 @@ long discard_after(const std::string& run_folder, long step) {
 
 void require_complete(const std::string& checkpoint_folder) { check_mark(checkpoint_folder, Check::contents); }
 
-Found newest_checkpoint(const std::string& run_folder) {
+Found newest_checkpoint(const std::string& run_folder, long last_step) {
     Found found;
     for (const fs::path& folder : folders_in(run_folder))
         if (is_leftover(folder.filename()))
             found.notes.push_back(folder.string() + ": left by a save that was cut off; the next save removes it");
     for (const fs::path& folder : candidates(run_folder)) {
+        if (step_of(folder.filename()) > last_step) continue;
         try {
             require_complete(folder.string());
             found.folder = folder.string();

@@ -7,6 +7,7 @@
 // the new one is marked; should the save be cut off just then, the .old folder is found and used.
 #pragma once
 #include "safetensors.h"
+#include <climits>
 
 namespace baretrain {
 
@@ -31,7 +32,7 @@ struct Found {
     std::vector<std::string> notes;                    // one line for each folder passed over, saying why
     bool damaged = false;                              // one of them had its mark: it was whole once
 };
-Found newest_checkpoint(const std::string& run_folder);
+Found newest_checkpoint(const std::string& run_folder, long last_step = LONG_MAX);   // of steps up to that one
 // The run that was saved last, of those with a complete checkpoint; empty: there is none. Mark and sizes are enough.
 std::string newest_run(const std::string& out_folder);
 

@@ -1,8 +1,9 @@
 // commands.h - what the program does besides training: a function a command, and the words that it prints.
-// Copy with: gradcheck.h, plan.h, doctor.h, trace.h and what they name
+// Copy with: blackbox.h, gradcheck.h, plan.h, doctor.h, trace.h and what they name
 // The training step stands in train_gpt.cu. What needs it is handed it: gradients(trainer, micro-batches, trained) or
 // step(trainer, micro-batches).
 #pragma once
+#include "blackbox.h"
 #include "doctor.h"
 #include "gradcheck.h"
 #include "plan.h"
@@ -319,6 +320,43 @@ inline int report(const Config& c) {
     const std::string page = write_report(c.inputs, c.output);
     std::printf("%s: the page of %zu run%s\n", page.c_str(), c.inputs.size(), c.inputs.size() == 1 ? "" : "s");
     return 0;
+}
+
+// ---- replay ---------------------------------------------------------------------------------------------------------
+// The last checkpoint before a step of the log; "": the step is reached from the beginning.
+inline std::string find_replay(const std::string& run, long step) {
+    const std::map<long, StepLog> logged = read_steps(run);
+    if (!logged.count(step))
+        fail("--replay ", step, ": ", run, "/log.jsonl ends at step ", logged.empty() ? 0 : logged.rbegin()->first);
+    const std::string checkpoint = newest_checkpoint(run, step - 1).folder;
+    std::printf("replay  %s, from %s\n", run.c_str(), checkpoint.empty() ? "the beginning" : checkpoint.c_str());
+    return checkpoint;
+}
+
+// Takes the steps up to --replay once more, as next(trainer, data) does, and compares each with the log. Nothing is
+// written.
+template <class T, class Next>
+int replay(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, Next next) {
+    const Config& c = t.config;
+    const Loader train(corpus.train, c.seq, uint64_t(c.seed));
+    const std::map<long, StepLog> logged = read_steps(c.out);
+    const long first = t.step + 1;
+    std::string different;
+    TakenStep taken;
+    Progress progress{"replaying", t.step};
+    while (t.step < c.replay) {
+        taken = next(t, train);
+        const auto was = logged.find(t.step);
+        const std::string now = was == logged.end() ? "it is not in the log" : difference(taken.log, was->second);
+        if (different.empty() && !now.empty()) different = concat("step ", t.step, ": ", now);
+        progress(t.step, c.replay);
+    }
+    show_text(worst_sequences(taken, logprobs_of(t), tokenizer, 3));
+    if (t.stats.due()) std::printf("%s", to_json(t.stats.log(t.device, t.step)).c_str());
+    std::printf("%s\n", log_line(taken.log, c.steps).c_str());
+    if (different.empty()) std::printf("equal: steps %ld to %ld have the bits of the log\n", first, c.replay);
+    else std::printf("different: %s\n", different.c_str());
+    return different.empty() ? 0 : 1;
 }
 
 // ---- all of them ----------------------------------------------------------------------------------------------------

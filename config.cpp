@@ -287,8 +287,9 @@ ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of) 
     if (line.version) return {{}, "baretrain 0.1.0\n"};
     if (line.help || line.help_all) return {{}, help_text(line.command, line.help_all)};
     check_flags(line.flags, line.command);
-    if (line.recipe.empty() && recipe_of && line.flags.count("resume"))
-        line.recipe = recipe_of(line.flags.at("resume").text, line.flags.count("out") ? line.flags.at("out").text : "");
+    const auto flag = [&](const char* name) { return line.flags.count(name) ? line.flags.at(name).text : ""; };
+    if (line.recipe.empty() && recipe_of && (line.flags.count("resume") || line.flags.count("replay")))
+        line.recipe = recipe_of(line.flags.count("resume") ? flag("resume") : "auto", flag("out"));
     Values values;
     if (!line.recipe.empty()) values = read_recipe(line.recipe, bit_of(line.command));
     for (const auto& [name, given] : line.flags) values[name] = given;
@@ -316,7 +317,7 @@ std::string to_toml(const Config& config) {
             // Not known before the data is: how many ids the tokenizer has, how many steps the epochs take.
             const std::string name = k.name, value = text_of(k.slot);
             const bool open = (name == "vocab" && c.shape.vocab == 0) || (name == "steps" && c.epochs > 0);
-            const bool place = name == "out" || name == "resume";      // where a run lies is not what it does
+            const bool place = name == "out" || name == "resume" || name == "replay";   // not what a run does
             if (open || place || !(k.commands & bit_of(c.command))) continue;
             std::string line = name + " = " + value;
             if (std::holds_alternative<std::string*>(k.slot)) line = toml_string(name, value);

@@ -45,6 +45,8 @@ struct Config {
     double clock_flops = 1e12, clock_bytes = 1e11;     // of the virtual clock
     bool explain = false;
     long save_every = 200, keep = 2, eval_every = 200, sample_every = 400, log_every = 20;   // 0: never
+    double spike_z = 6;                                // deviations that make a loss a spike; 0: off
+    long replay = 0;                                   // a step to run again; 0: none
     long stats = 0;                                    // steps from line to line of stats.jsonl; 0: never
 
     std::string prompt;

@@ -155,6 +155,23 @@ std::string run_folder(const std::string& path, bool resumed) {
 
 }  // namespace
 
+std::string to_json(const StepLog& log) { return text_of(json_of(log)); }
+std::string to_json(const StatsLog& log) { return text_of(json_of(log)); }
+
+std::map<long, StepLog> read_steps(const std::string& folder) {
+    std::map<long, StepLog> steps;
+    read_log(folder + "/" + log_name, LONG_MAX, [&](const json& l) {
+        StepLog& s = steps[l["step"].get<long>()];
+        const auto number = [&](const char* name) {
+            const std::string word = l.contains("nonfinite") ? l["nonfinite"].value(name, "") : "";
+            return word == "inf" ? INFINITY : word == "-inf" ? -INFINITY : number_at(l, name);
+        };
+        s.step = l["step"].get<long>(), s.tokens = l.value("tokens", 0L), s.skipped = l.value("skipped", "");
+        s.loss = number("loss"), s.grad_norm = number("grad_norm"), s.lr = number("lr");
+    });
+    return steps;
+}
+
 std::string log_header() {
     return "loss: mean over the step's tokens | norm: of the gradient, before clipping | lr: of this step | "
            "tok/s: all ranks together | mfu: share of the peak";
@@ -228,7 +245,7 @@ void RunFolder::log(const StepLog& log) {
     std::vector<RunPage::Point>& points = page_.points;
     const bool again = !points.empty() && double(log.step) == points.back().step;
     require(points.empty() || again || double(log.step) > points.back().step, "run folder: steps only grow");
-    const std::string line = text_of(json_of(log)), path = file(log_name);
+    const std::string line = to_json(log), path = file(log_name);
     if (again) {
         require(line.size() >= last_line_, "run folder: a line that is written again only grows");
         write_over(path, fs::file_size(path) - last_line_, line);
@@ -244,7 +261,9 @@ void RunFolder::sample(long step, const std::string& text) {
     page_.samples.emplace_back(step, utf8(text));
 }
 
-void RunFolder::stats(const StatsLog& log) { append(file(stats_name), text_of(json_of(log))); }
+void RunFolder::stats(const std::string& line) {
+    if (!line.empty()) append(file(stats_name), line);
+}
 
 void RunFolder::trace(const std::string& json, const std::string& html) {
     page_.trace = html;

@@ -30,6 +30,9 @@ struct StatsLog {
     std::vector<Row> tensors, activations;
 };
 
+std::string to_json(const StepLog& log);               // the line of log.jsonl, of stats.jsonl
+std::string to_json(const StatsLog& log);
+std::map<long, StepLog> read_steps(const std::string& folder);   // of a run, by step: all but times
 std::string log_header();                              // what the columns mean, one line
 std::string log_line(const StepLog& log, long last_step);
 // "evaluating  37 %  12 s left": seconds have passed since the first of `total` was begun.
@@ -60,7 +63,7 @@ public:
     void log(const StepLog& log);   // one line, written when it returns; steps only grow, or come again
                                     // with more in them (val_loss): then the line is replaced
     void sample(long step, const std::string& text);
-    void stats(const StatsLog& log);
+    void stats(const std::string& line);               // as to_json() gives it; nothing where it is empty
     void trace(const std::string& json, const std::string& html);   // trace.json; trace.html, for run.html
     void write_html() const;
     bool stop_requested() const;                       // somebody made a file `stop` in the folder

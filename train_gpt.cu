@@ -87,11 +87,9 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     t.stats.tensors(t.device, t.optimizer, t.grads, t.state);
     t.optimizer.update(t.device, t.grads, t.state);
 
-    std::vector<Real<T>> logprobs(size_t(t.logprobs.count()));
-    copy_bytes(t.device, logprobs.data(), t.logprobs.data, logprobs.size() * sizeof(Real<T>));
     copy_bytes(t.device, &now, t.state.data, sizeof now);
     double sum = 0;
-    for (Real<T> l : logprobs) sum += double(l);
+    for (double l : logprobs_of(t)) sum += l;
     t.step += 1;
     t.tokens += trained;
     return {trained ? -sum / double(trained) : 0, now.norm, trained, now.skip != 0};
@@ -106,6 +104,20 @@ template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data
         micros.push_back(data.rows(share.first(t.position, i), share.batch));
     t.position += t.micro_batches() * t.config.batch;
     return micros;
+}
+
+// The step that comes next in the data, with what is said of it.
+template <class T> TakenStep next_step(Trainer<T>& t, const Loader& data) {
+    const auto begin = Clock::now();
+    TakenStep s{t.position, {}, {}};
+    s.micros = next_rows(t, data);
+    const StepResult r = train_step(t, s.micros);
+    const double seconds = seconds_since(begin);
+    s.log.step = t.step, s.log.loss = r.loss, s.log.grad_norm = r.grad_norm;
+    s.log.lr = learning_rate(schedule_of(t.config), t.step - 1), s.log.tokens = t.tokens;
+    s.log.tokens_per_s = double(r.trained) / seconds, s.log.ms = {{"step", 1e3 * seconds}};
+    if (r.skipped) s.log.skipped = r.trained ? "not finite: " + first_not_finite(t) : "nothing to train";
+    return s;
 }
 
 // What the other commands take of the above.
@@ -169,26 +181,25 @@ void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer
     Progress progress{"training", t.step};
     const long first = std::min(t.step + 2, c.steps), last = std::min(first + c.trace - 1, c.steps);   // 1 warms up
     Trace trace({c.clock == "wall", c.clock_flops, c.clock_bytes}, [&] { return wait(t.device), t.arena.high(); });
+    BlackBox box(run.path(), c.spike_z);
     bool stop = false;
     auto drawn = Clock::now();
     double pause = 0;                                  // before the page is written again: it takes 1 % of the time
     while (t.step < c.steps && !stop) {
         if (t.step + 1 >= first && t.step < last) trace.step(t.step + 1), t.device.watch = &trace;
-        const auto begin = Clock::now();
-        const StepResult r = train_step(t, next_rows(t, train));
-        const double s = seconds_since(begin);
-        StepLog log;
-        log.step = t.step, log.loss = r.loss, log.grad_norm = r.grad_norm,
-        log.lr = learning_rate(schedule_of(c), t.step - 1);
-        log.tokens = t.tokens, log.tokens_per_s = double(r.trained) / s, log.ms = {{"step", 1e3 * s}};
-        log.mfu = plan.flops() / peak / s, log.resident = on_gpu ? -1 : resident_memory();
-        if (r.skipped) log.skipped = r.trained ? "not finite: " + first_not_finite(t) : "nothing to train";
-        if (r.skipped && r.trained && c.nonfinite == "stop")
-            fail("step " + std::to_string(t.step) + ": loss " + std::to_string(r.loss) + ", gradient norm " +
-                 std::to_string(r.grad_norm) + ": " + log.skipped +
-                 " came first; nothing was updated or saved; try a smaller --lr");
+        TakenStep taken = next_step(t, train);
+        StepLog& log = taken.log;
+        log.mfu = 1e3 * plan.flops() / peak / log.ms["step"], log.resident = on_gpu ? -1 : resident_memory();
         run.log(log);                                  // before the save, so that a checkpoint never misses its line
-        if (t.stats.due()) run.stats(t.stats.log(t.device, t.step));
+        const std::string statistics = t.stats.due() ? to_json(t.stats.log(t.device, t.step)) : "";
+        run.stats(statistics);
+        if (const std::string why = box.see(taken); !why.empty())
+            std::printf("spike   step %ld: %s; see %s\n", t.step, why.c_str(),
+                        box.write(why, taken, logprobs_of(t), tokenizer, statistics).c_str());
+        if (log.skipped.starts_with("not finite") && c.nonfinite == "stop")
+            fail("step " + std::to_string(t.step) + ": loss " + std::to_string(log.loss) + ", gradient norm " +
+                 std::to_string(log.grad_norm) + ": " + log.skipped +
+                 " came first; nothing was updated or saved; try a smaller --lr");
         stop = interrupted || run.stop_requested();
         if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)
             std::printf("saved %s\n", save(t, corpus, tokenizer, run.path()).c_str());
@@ -199,7 +210,7 @@ void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer
             log.val_loss = evaluate(t.context, t.weights, t.rows, val, c.batch, Progress{"evaluating"});
             run.log(log);
         }
-        if (t.step == 1 || due(c.log_every) || evaluated || r.skipped)
+        if (t.step == 1 || due(c.log_every) || evaluated || !log.skipped.empty())
             std::printf("%s\n", log_line(log, c.steps).c_str());
         else progress(t.step, c.steps);
         if (due(c.sample_every) && tokenizer.has_text()) {
@@ -251,6 +262,7 @@ template <class T> int train(Config config, const Resume& from) {
     else if (config.model_is_folder) t.optimizer.load(t.device, config.model);
     else t.optimizer.initialise(t.device, uint64_t(config.seed));
 
+    if (config.replay > 0) return replay(t, corpus, tokenizer, next_step<T>);
     RunFolder run(config.out, from.run.empty() ? -1 : t.step);
     run.write_config(to_toml(config));
     run.write_run_json(run_facts(t, corpus, plan, peak));
@@ -281,7 +293,9 @@ inline int run_command(int argc, const char* const* argv) {
         return with_type(c.dtype, [&](auto type) { return print_explanation<decltype(type)>(c, take_step); });
     if (c.command != "train") return other_command(c, take_gradients, take_step);
     device_name(0);                                    // a CUDA build without a device says so before anything else
-    if (from.run.empty()) from = find_resume(c.resume, c.out);   // with --config, which may say so itself
+    if (from.run.empty()) from = find_resume(c.replay > 0 ? "auto" : c.resume, c.out);   // --config may say so itself
+    if (c.replay > 0 && from.run.empty())
+        throw Usage("--replay ", c.replay, ": ", c.out.empty() ? "no run" : c.out + " has no run", "; give --out RUN");
     std::error_code absent;
     if (!from.run.empty() && !c.out.empty() && !std::filesystem::equivalent(c.out, from.run, absent))
         throw Usage("--out " + c.out + ": --resume goes on in " + from.run + "; leave --out out");
@@ -291,6 +305,8 @@ inline int run_command(int argc, const char* const* argv) {
         for (int n = 2; std::filesystem::exists(c.out); ++n) c.out = name + "-" + std::to_string(n);
     }
     if (c.data.empty()) c.data = source_folder();
+    std::optional<RunLock> lock;                       // a replay writes nothing, but what it reads must stay
+    if (c.replay > 0) lock.emplace(c.out), from.checkpoint = find_replay(from.run, c.replay);
     return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from); });
 }
 

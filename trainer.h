@@ -68,6 +68,13 @@ template <class T> struct Trainer {
     View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
 };
 
+// Log-probabilities of the targets of the last step, one micro-batch behind the other.
+template <class T> std::vector<double> logprobs_of(Trainer<T>& t) {
+    std::vector<Real<T>> host(size_t(t.logprobs.count()));
+    copy_bytes(t.device, host.data(), t.logprobs.data, host.size() * sizeof(Real<T>));
+    return {host.begin(), host.end()};
+}
+
 // What was not finite first, for the person who has to find out why: the first weight in the order of the table, else
 // the first gradient in the order of the backward pass. Weights or gradients are as the skipped step left them.
 template <class T> std::string first_not_finite(Trainer<T>& t) {

@@ -78,7 +78,7 @@ TEST_CASE("keys without code behind them are refused as not built") {
     CHECK(refusal({"--tp", "1"}) == "accepted");
     CHECK(refusal({"--ledger"}) == "--ledger true: not built yet; only false works so far");
     CHECK(refusal({"--ledger", "false"}) == "accepted");
-    CHECK(refusal({"--replay", "3"}) == "--replay 3: not built yet");
+    CHECK(refusal({"--compare", "lr=1,2"}) == "--compare lr=1,2: not built yet");
     const TempFolder folder;
     const std::string four = folder.put("a.toml", "ranks = 4");
     CHECK(refusal({"--config", four}) == four + ":1: ranks = 4: not built yet; only 1 works so far");
