@@ -281,6 +281,7 @@ function inspect(frame) {
     boxes.forEach((a, i) => boxes.forEach((b, j) => say(i <= j || apart(a, b), 'labels over one another')));
     for (const b of boxes) say(b.left >= 0 && b.right <= w.innerWidth && b.height > 8, 'a label outside of the page');
   }
+  for (const text of d.querySelectorAll('svg text')) say(text.getBoundingClientRect().height > 8, 'tiny text');
   const plot = d.querySelector('.plot'), box = plot.querySelector('svg').getBoundingClientRect();
   const [, x, y] = [...curves[0].getAttribute('d').matchAll(/[ML]([\d.]+) ([\d.]+)/g)].pop();
   plot.dispatchEvent(new w.PointerEvent('pointermove', {clientX: box.left + x * box.width / 1000,
@@ -311,6 +312,7 @@ TEST_CASE("in a browser the curves are there, on a phone and a projector, light 
             if (step % 500 == 0) s.val_loss = s.loss + 0.5;
             run.log(s);
         }
+        run.trace("{}", "<figure class=\"trace\"><svg viewBox=\"0 0 720 99\"><text y=\"50\">when</text></svg></figure>");
         for (long step : {1, 2, 3, 4, 5}) run.sample(step, "<b>" + std::string(500, 'y'));
         run.write_html();
     }
