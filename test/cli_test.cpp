@@ -398,4 +398,19 @@ TEST_CASE("--explain says what a step does, and trains nothing") {
     }
 }
 
-}  // TEST_SUITE
+TEST_CASE("report makes one page of several runs, and that of one again as the run left it") {
+    const Lab lab;
+    for (const std::string out : {"one", "two"}) REQUIRE(run(lab.path, lab.tiny() + Words{"--out", out}).code == 0);
+    const Result several = run(lab.path, {"report", "one", "two", "-o", "compare.html"});
+    CHECK(several.code == 0);
+    CHECK(several.out == "compare.html: the page of 2 runs\n");
+    CHECK(contains(get(lab.path / "compare.html"), "<title>2 runs</title>"));
+    const std::string page = get(lab.path / "one/run.html");
+    fs::remove(lab.path / "one/run.html");
+    CHECK(run(lab.path, {"report", "one"}).code == 0);
+    CHECK((get(lab.path / "one/run.html") == page));
+    CHECK(!page.empty());
+    check_refused(lab, 1, {"report", "one", "nowhere", "-o", "x.html"}, {"nowhere", "no run"});
+}
+
+}
