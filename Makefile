@@ -61,7 +61,8 @@ $(CONFIG): Makefile
 	has toml++/toml.h || missing="$$missing toml++"; \
 	echo "MISSING := $$missing"; \
 	! has doctest/doctest.h || echo "DOCTEST := yes"; \
-	for f in -march=native -mcpu=native; do ! links 'int main() {}' $$f || { echo "NATIVE := $$f"; break; }; done; \
+	for f in '-march=native -mprefer-vector-width=512' -march=native -mcpu=native; do \
+	    ! links 'int main() {}' -Werror $$f || { echo "NATIVE := $$f"; break; }; done; \
 	if [ -z "$(BARE)" ]; then \
 	    omp='#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }'; \
 	    brew=$$(brew --prefix libomp 2>/dev/null || true); \
