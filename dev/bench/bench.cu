@@ -2,7 +2,7 @@
 // Words pick: names of rows (4x128-B12-T64), types (fp32, bf16), pairs=N (at least), seconds=S (at most, a row), cpu
 // (CPU time instead of the wall clock: for one thread on a machine that others use).
 // The tables are Markdown. A pair is a step and, right after it, its own products alone and one big product; medians of
-// pairs. Pairs in which others took more than 3 % of the machine are dropped.
+// pairs. Pairs in which others took more than 3 % of the machine are dropped; 0 (N): all were, and are shown.
 #define BT_NO_MAIN
 #include "train_gpt.cu"
 #include "dev/bench/bench.h"
@@ -106,10 +106,13 @@ inline void print_engines(bool cpu) {
 }
 
 // ---- one row --------------------------------------------------------------------------------------------------------
-struct Measured {
-    std::vector<double> step, products, big;           // seconds, seconds, operations a second; of each clean pair
-    std::map<std::string, Phase> phases;               // of all clean steps
-    long steps = 0, dropped = 0;
+struct Pairs {
+    std::vector<double> step, products, big;           // seconds, seconds, operations a second
+    std::map<std::string, Phase> phases;               // of all steps
+    long steps = 0;
+};
+struct Measured : Pairs {
+    long clean = 0, dropped = 0;                       // none clean: these are the disturbed ones
     double flops = 0, tokens = 0;
     size_t peak = 0, planned = 0;
 
@@ -117,9 +120,12 @@ struct Measured {
     double rate() const { return flops / median(products); }
 };
 
-// Several steps, where one is short, their products, and the big product; kept if nobody disturbed it.
-template <class T> void measure_pair(Measured& all, Trainer<T>& t, const std::vector<Rows>& micros, long repeat,
-                                     BigProduct<T>& big, const Options& o) {
+// Several steps, where one is short, their products, and the big product. False: others took part of the machine.
+template <class T>
+bool measure_pair(Pairs& clean, Pairs& disturbed, Trainer<T>& t, const std::vector<Rows>& micros, long repeat,
+                  const Options& o) {
+    BigProduct<T> big;
+    big.rate(o.cpu);
     const Disturbance others;
     std::map<std::string, Phase> phases;
     double step = 0, products = 0;
@@ -135,13 +141,15 @@ template <class T> void measure_pair(Measured& all, Trainer<T>& t, const std::ve
         const Phases replay(t.device, true, o.cpu);
         train_step(t, micros);
         products += replay.products().seconds;
-        all.flops = replay.products().flops;
     }
     const double rate = big.rate(o.cpu);
-    if (!o.cpu && others.share() > 0.03) return void(++all.dropped);
-    all.step.push_back(step / double(repeat)), all.products.push_back(products / double(repeat)), all.big.push_back(rate);
+    const bool alone = o.cpu || others.share() <= 0.03;
+    Pairs& all = alone ? clean : disturbed;
+    all.step.push_back(step / double(repeat)), all.products.push_back(products / double(repeat));
+    all.big.push_back(rate);
     for (const auto& [name, phase] : phases) all.phases[name].add(phase);
     all.steps += repeat;
+    return alone;
 }
 
 template <class T> Measured measure(const Config& config, const Options& o) {
@@ -150,7 +158,8 @@ template <class T> Measured measure(const Config& config, const Options& o) {
     const Params params(config.shape);
     const std::vector<Rows> micros = random_rows(config);
     Measured all;
-    all.planned = plan_of<T>(config, params).peak, all.tokens = double(config.tokens_per_step);
+    const Plan plan = plan_of<T>(config, params);
+    all.planned = plan.peak, all.flops = plan.matmul_flops, all.tokens = double(config.tokens_per_step);
     Arena arena(all.planned);
     Trainer<T> t(config, params, arena);
     t.optimizer.initialise(t.device, 1);
@@ -162,11 +171,10 @@ template <class T> Measured measure(const Config& config, const Options& o) {
     const double warm = seconds(o.cpu);
     train_step(t, micros);
     const long repeat = std::max(1L, long(0.4 / (seconds(o.cpu) - warm)));
-    BigProduct<T> big;
-    big.rate(o.cpu);
-    const auto enough = [&] { return long(all.step.size()) >= o.pairs || seconds(false) - begin > o.seconds; };
-    do measure_pair(all, t, micros, repeat, big, o);
-    while (!enough());
+    Pairs clean, disturbed;
+    do ++(measure_pair(clean, disturbed, t, micros, repeat, o) ? all.clean : all.dropped);
+    while (all.clean < o.pairs && seconds(false) - begin < o.seconds);
+    static_cast<Pairs&>(all) = all.clean ? clean : disturbed;
     return all;
 }
 
@@ -177,10 +185,10 @@ inline void print_header() {
 }
 inline void print_row(const std::string& name, const std::string& type, const Measured& m, double target) {
     const double step = median(m.step);
-    std::printf("| %s | %s | %.1f | %.0f | %.1f | %.0f | %.3f | %s | %.2f | %.0f | %.0f | %zu (%ld) |\n", name.c_str(),
+    std::printf("| %s | %s | %.1f | %.0f | %.1f | %.0f | %.3f | %s | %.2f | %.0f | %.0f | %ld (%ld) |\n", name.c_str(),
                 type.c_str(), 1e3 * step, m.tokens / step, 1e3 * median(m.products), m.rate() / 1e9, m.ratio(),
                 target > 0 ? format("%.2f", target).c_str() : "-", m.rate() / median(m.big), double(m.peak) / 1e6,
-                double(m.planned) / 1e6, m.step.size(), m.dropped);
+                double(m.planned) / 1e6, m.clean, m.dropped);
     std::fflush(stdout);
 }
 
