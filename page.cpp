@@ -280,6 +280,16 @@ for (const plot of document.querySelectorAll('.plot')) {
 </script>
 )";
 
+// Of the ends and of at most five blocks, from the first to the last.
+std::string layers(const RunPage& run) {
+    std::vector<Curve> all;
+    const long steps = std::max(1L, long(run.layers.size()) - 2);
+    for (const auto& [block, points] : run.layers)
+        if (block <= 0 || block * 4 / steps != (block - 1) * 4 / steps)
+            all.push_back({block < 0 ? "ends" : concat("block ", block), concat("color-", all.size() % 6), points});
+    return chart("Layers: norm of the update over that of the weight", all, Floor::zero);
+}
+
 std::string charts(Runs runs) {
     const bool many = runs.size() > 1;
     const auto curves = [&](double Point::*value, const char* name, const char* kind, size_t color) {
@@ -303,7 +313,8 @@ std::string charts(Runs runs) {
            chart("Gradient norm before clipping", curves(&Point::grad_norm, "", "", 0)) +
            chart("Learning rate", curves(&Point::lr, "", "", 0), Floor::zero) +
            chart("Tokens per second", curves(&Point::tokens_per_s, "", "", 0), Floor::zero) +
-           chart("Share of the measured peak of the machine", curves(&Point::mfu, "", "", 0), Floor::zero) + "</div>\n";
+           chart("Share of the measured peak of the machine", curves(&Point::mfu, "", "", 0), Floor::zero) +
+           (runs.size() == 1 ? layers(runs[0]) : "") + "</div>\n";
 }
 
 }  // namespace

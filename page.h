@@ -3,6 +3,7 @@
 // One run or several over one another: the page of one run is the comparison of one. It shows everything without
 // JavaScript, which only adds what is under the pointer. All texts are UTF-8.
 #pragma once
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@ struct RunPage {
     Texts facts;                                       // of run.json
     std::vector<Point> points;                         // steps grow
     std::vector<std::pair<long, std::string>> samples; // with their step
+    std::map<long, std::vector<std::pair<double, double>>> layers;   // by block, -1: ends: step, update / weight
 };
 std::string html_page(std::span<const RunPage> runs);
 

@@ -122,6 +122,18 @@ std::string name_of(const std::string& folder) {       // of a folder that may b
     return utf8((path.has_filename() ? path : path.parent_path()).filename().string());
 }
 
+void add_layers(RunPage& run, const json& l) {
+    std::map<long, std::pair<double, double>> squares;
+    if (l.contains("tensors"))
+        for (const auto& [name, t] : l["tensors"].items()) {
+            const size_t digit = name.find_first_of("0123456789");
+            auto& [update, weight] = squares[digit == std::string::npos ? -1 : std::atol(name.c_str() + digit)];
+            update += std::pow(number_at(t, "update"), 2), weight += std::pow(number_at(t, "weight"), 2);
+        }
+    for (const auto& [block, s] : squares)
+        run.layers[block].emplace_back(number_at(l, "step"), std::sqrt(s.first / s.second));
+}
+
 // What a run folder says of its run; nothing is changed.
 RunPage read_run(const std::string& folder) {
     RunPage run;
@@ -135,6 +147,7 @@ RunPage read_run(const std::string& folder) {
         run.facts = texts_of(parsed);
     }
     read_log(base + log_name, LONG_MAX, [&](const json& l) { run.points.push_back(point_of(l)); });
+    read_log(base + stats_name, LONG_MAX, [&](const json& l) { add_layers(run, l); });
     read_log(base + samples_name, LONG_MAX, [&](const json& l) {
         if (l.contains("text") && l["text"].is_string())
             run.samples.emplace_back(l["step"].get<long>(), l["text"].get<std::string>());
@@ -262,7 +275,9 @@ void RunFolder::sample(long step, const std::string& text) {
 }
 
 void RunFolder::stats(const std::string& line) {
-    if (!line.empty()) append(file(stats_name), line);
+    if (line.empty()) return;
+    append(file(stats_name), line);
+    add_layers(page_, json::parse(line));
 }
 
 void RunFolder::trace(const std::string& json, const std::string& html) {

@@ -58,6 +58,40 @@ TEST_CASE("the page shows curves, numbers, memory, samples, configuration and ve
     CHECK(!fs::exists(f.path / "run/run.html.tmp"));
 }
 
+TEST_CASE("statistics make a curve of update over weight of the ends and of five blocks, also after a resume") {
+    const RunLab f;
+    const auto take = [](RunFolder& run, long step) {
+        run.log(step_log(step, 2));
+        StatsLog s;
+        s.step = step, s.tensors = {{"embed.weight", {{"weight", 4}, {"update", 2}}}};
+        for (int block = 0; block < 9; ++block)        // 3 and 4 are one norm of 5; block b moves by 0.1 step b of it
+            for (const double part : {3.0, 4.0})
+                s.tensors.push_back({format("layers.%d.%.0f", block, part),
+                                     {{"weight", part}, {"update", 0.1 * double(step) * block * part}}});
+        run.stats(to_json(s));
+    };
+    {
+        RunFolder run(f.run());
+        for (long step = 1; step <= 3; ++step) take(run, step);
+    }
+    RunFolder run(f.run(), 2);
+    take(run, 3);
+    run.write_html();
+    const std::string page = f.read("run.html");
+    CHECK(count(f.read("stats.jsonl"), "\n") == 3);
+    const size_t figure = page.find("Layers: norm of the update over that of the weight");
+    REQUIRE(figure != std::string::npos);
+    for (const char* name : {"ends", "block 0", "block 2", "block 4", "block 6", "block 8"})
+        CHECK(count(page.substr(figure), std::string("</b> ") + name + "<") == 1);
+    CHECK(count(page, "</b> block ") == 5);
+    const auto c = curves(page);
+    REQUIRE(c.size() >= 6);                            // of the figure: 0.5 always; 0; 0.8 of 2.4 to 2.4 of 2.4 for the last
+    CHECK(contains(c[c.size() - 6], "M0.0 791.7h0L500.0 791.7L1000.0 791.7"));
+    CHECK(contains(c[c.size() - 1], "M0.0 666.7h0L500.0 333.3L1000.0 0.0"));
+    run.stats("");                                     // a step without statistics
+    CHECK(count(f.read("stats.jsonl"), "\n") == 3);
+}
+
 TEST_CASE("what is not known is said to be so, or not drawn") {
     const RunLab f;
     RunFolder run(f.run());
