@@ -3,8 +3,8 @@
 # shapes, one run, medians. PYTHON: an interpreter with torch (python3). STEPS: timed steps of each (5); SHAPES: those of
 # `make bench` to take. A peer that is not there is skipped, in words. Ours runs before and after the others.
 #
-# llm.c is built as its Makefile builds it (-Ofast -march=native, OpenMP) from a copy with two constants changed: T where
-# it is not 64, and no validation. Its weights and tokens are random: make_llmc.py. nanoGPT: nanogpt.py. The first run
+# llm.c is built as its Makefile builds it (-Ofast -march=native, OpenMP) from a copy with constants changed: T where it
+# is not 64, no validation, few steps. Its weights and tokens are random: make_llmc.py. nanoGPT: nanogpt.py. The first run
 # compiles PyTorch's graphs, later ones take them from its cache.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -34,18 +34,22 @@ ours() {
     done
 }
 llmc() {                                               # only the model that its checkpoint holds
-    local seq=${1##*-T} batch=${1##*-B}
+    local seq=${1##*-T} batch=${1##*-B} n=$((steps < 3 ? steps : 3))
     [[ -n $llmc && $1 == 124M-* ]] || return 0
     if [ ! -d "$work/llmc" ]; then
         mkdir "$work/llmc" && cp -r "$llmc/Makefile" "$llmc/llmc" "$work/llmc/"
         python3 "$here/make_llmc.py" "$work/llmc"
     fi
     sed -e "s/int B = 4;/int B = ${batch%-T*};/; s/int T = 64;/int T = $seq;/; s/val_num_batches = 5/val_num_batches = 0/" \
+        -e "s/step <= 40/step <= $n/" \
         "$llmc/train_gpt2.c" > "$work/llmc/train_gpt2.c"
     rm -f "$work/llmc/train_gpt2"
-    make -C "$work/llmc" train_gpt2 > "$work/llmc/log" 2>&1 || { echo "llm.c: skipped, it did not build:" >&2; tail -3 "$work/llmc/log" >&2; return 0; }
-    (cd "$work/llmc" && stdbuf -oL ./train_gpt2 2> /dev/null) | awk -v n=$((steps < 3 ? steps : 3)) '
-        /^step [1-9].*took/ { sub(/.*took /, ""); print "llm.c fp32\t" $1; if (++seen == n) exit }' >> "$work/$1" || true
+    if ! make -C "$work/llmc" train_gpt2 > "$work/llmc/log" 2>&1; then
+        echo "llm.c: skipped, it did not build: $(tail -1 "$work/llmc/log")" >&2
+        return 0
+    fi
+    (cd "$work/llmc" && ./train_gpt2 2> /dev/null) |
+        awk '/^step [1-9].*took/ { sub(/.*took /, ""); print "llm.c fp32\t" $1 }' >> "$work/$1"
 }
 nanogpt() {
     [ -n "$nanogpt" ] || return 0
