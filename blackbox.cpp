@@ -71,9 +71,8 @@ std::string worst_sequences(const TakenStep& step, const std::vector<double>& lo
                             size_t most) {
     std::vector<Sequence> all = sequences_of(step, logprobs);
     const size_t n = all.size();
-    std::stable_sort(all.begin(), all.end(), [](const Sequence& a, const Sequence& b) {
-        return std::isnan(a.loss) ? !std::isnan(b.loss) : a.loss > b.loss;
-    });
+    const auto rank = [](const Sequence& s) { return std::pair(std::isnan(s.loss) ? -INFINITY : -s.loss, s.number); };
+    std::sort(all.begin(), all.end(), [&](const Sequence& a, const Sequence& b) { return rank(a) < rank(b); });
     all.resize(std::min(most, n));
     std::string text;
     for (const Sequence& s : all) {
