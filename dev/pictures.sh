@@ -1,6 +1,6 @@
 #!/bin/bash
 # The pictures of the README: three short runs on this repository's own text, the page of one and that of all three,
-# as headless Chromium shows them. Called by `make pictures`; what it trains lies in build/pictures and is not trained
+# and a trace, as headless Chromium shows them. Called by `make pictures`; what it trains lies in build/pictures and is not trained
 # again. On a machine that does nothing else, or the speeds mean nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,3 +19,10 @@ picture() {   # page, width, height, file
 }
 picture $runs/lr-0.004/run.html 860 1060 dev/pictures/run.png
 picture $runs/compare.html 800 690 dev/pictures/compare.png
+
+# One step of three micro-batches, by stated rates: the page with nothing but the trace.
+traced=$runs/traced
+[ -e $traced/trace.json ] || ./train_gpt --steps 3 --trace 1 --clock virtual --tokens-per-step 3072 --eval-every 0 \
+    --sample-every 0 --save-every 0 --out $traced | tail -1
+sed 's#</head>#<style>body > :not(.trace) { display: none }</style></head>#' $traced/run.html > $runs/trace.html
+picture $runs/trace.html 900 330 dev/pictures/trace.png

@@ -69,7 +69,7 @@ echo "$(date +%F), $(sed -n 's/^model name\t*: //p' /proc/cpuinfo | head -1), $t
 for shape in $shapes; do
     ours "$shape"; llmc "$shape"; nanogpt "$shape"; ours "$shape"
     seq=${shape##*-T} batch=${shape##*-B}
-    printf '\n| %s | step ms | tokens/s | baretrain fp32 / it | baretrain bf16 / it | steps |\n|---|---|---|---|---|---|\n' "$shape"
+    printf '\n| %s | step ms | tokens/s | times our fp32 | times our bf16 | steps |\n|---|---|---|---|---|---|\n' "$shape"
     sort -t$'\t' -k1,1 -k2,2n "$work/$shape" | awk -F'\t' -v tokens=$((${batch%-T*} * seq)) '
         { if ($1 != last) names[++count] = $1; last = $1; times[$1, ++n[$1]] = $2 }
         function median(name) { return times[name, int((n[name] + 1) / 2)] }
