@@ -1,6 +1,7 @@
 // vector.h - n neighbouring numbers as one value: a CPU's vector register; a thread of a bigger block has one number.
 // Copy with: nothing
 #pragma once
+#include <cstddef>
 #include <utility>
 
 namespace baretrain {
@@ -31,7 +32,7 @@ template <class R> inline constexpr long vector_lanes = vector_bytes ? vector_by
 #endif
 // Rows become columns. Taking lanes of a row of the upper half and of one of the lower half by turns moves each bit of
 // a row's number one place up, the top one into the lane's: after log2(n) times row and lane have changed places.
-template <class R, long n, size_t... i> void transpose(Vector<R, n> (&rows)[n], std::index_sequence<i...>) {
+template <class R, long n, std::size_t... i> void transpose(Vector<R, n> (&rows)[n], std::index_sequence<i...>) {
     for (long done = 1; done < n; done *= 2) {
         Vector<R, n> next[n];
         for (long r = 0; r < n / 2; ++r) {
