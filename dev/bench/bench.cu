@@ -166,7 +166,7 @@ template <class T> Measured measure(const Config& config, const Options& o) {
     {
         MemoryPeak memory(t.device);
         train_step(t, micros);
-        all.peak = memory.bytes;
+        all.peak = size_t(memory.bytes);
     }
     const double warm = seconds(o.cpu);
     train_step(t, micros);

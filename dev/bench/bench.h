@@ -66,12 +66,6 @@ inline double seconds(bool cpu_time) {
     return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-// The function that started a piece of work, as a word: "linear_forward".
-inline std::string operation(const char* function) {
-    std::string name = function;
-    name.resize(std::min(name.size(), name.find('(')));
-    return name.substr(name.find_last_of(" :") + 1);
-}
 inline bool is_own_product(const std::string& operation) {
     static const char* const own[] = {"linear_forward", "linear_backward_input", "linear_backward_weight",
                                       "for_each_logits"};
@@ -79,11 +73,12 @@ inline bool is_own_product(const std::string& operation) {
 }
 
 struct Phase {
+    std::string name;                                  // operation() of its work
     bool product = false;
     double seconds = 0, bytes = 0, flops = 0;
     long calls = 0;
     void add(const Phase& p) {
-        product = p.product;
+        name = p.name, product = p.product;
         seconds += p.seconds, bytes += p.bytes, flops += p.flops, calls += p.calls;
     }
 };
@@ -101,7 +96,7 @@ public:
         if (depth_++) return;
         const auto [found, fresh] = phases_.try_emplace(w.where.function_name());
         now_ = &found->second;
-        if (fresh) now_->product = is_own_product(operation(found->first));
+        if (fresh) now_->name = operation(w), now_->product = is_own_product(now_->name);
         now_->bytes += w.bytes, now_->flops += w.flops, ++now_->calls;
         device_.dry = dry_ || (only_products_ && !now_->product);
         since_ = bench::seconds(cpu_time_);
@@ -113,7 +108,7 @@ public:
     }
     std::map<std::string, Phase> by_operation() const {
         std::map<std::string, Phase> all;
-        for (const auto& [function, phase] : phases_) all[operation(function)].add(phase);
+        for (const auto& [function, phase] : phases_) all[phase.name].add(phase);
         return all;
     }
     Phase products() const {
@@ -149,15 +144,6 @@ private:
 };
 
 // ---- the process and the machine ------------------------------------------------------------------------------------
-// RssAnon + RssShmem of this process; 0 where the system does not say.
-inline size_t resident_bytes() {
-    std::ifstream in("/proc/self/status");
-    size_t kilobytes = 0;
-    for (std::string line; std::getline(in, line);)
-        if (line.starts_with("RssAnon:") || line.starts_with("RssShmem:")) kilobytes += std::stoul(line.substr(9));
-    return kilobytes << 10;
-}
-
 // Free memory goes back to the system: what one row leaves behind is not the next one's.
 inline void trim_heap() {
 #if defined(__GLIBC__)
@@ -170,9 +156,9 @@ class MemoryPeak final : public Watch {
 public:
     explicit MemoryPeak(Device& d) : device_(d) { d.watch = this; }
     ~MemoryPeak() { device_.watch = nullptr; }
-    void begin(const Work&) override { bytes = std::max(bytes, resident_bytes()); }
-    void end() override { bytes = std::max(bytes, resident_bytes()); }
-    size_t bytes = 0;
+    void begin(const Work&) override { bytes = std::max(bytes, resident_memory()); }
+    void end() override { bytes = std::max(bytes, resident_memory()); }
+    long bytes = 0;                                    // 0: the system does not say
 private:
     Device& device_;
 };

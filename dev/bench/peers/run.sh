@@ -15,9 +15,11 @@ threads=${OMP_NUM_THREADS:-$(nproc)}
 export OMP_NUM_THREADS=$threads
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 
-make -C "$root" --no-print-directory bench BENCH=nothing > /dev/null 2>&1 || true   # builds it; there is no such row
 bench=$root/build/g++/bench
-[ -x "$bench" ] || { echo "run.sh: $bench could not be built: see make bench" >&2; exit 1; }
+if ! make -C "$root" --no-print-directory build/g++/bench > "$work/log" 2>&1; then
+    echo "run.sh: $bench could not be built: $(tail -1 "$work/log")" >&2
+    exit 1
+fi
 if [ -z "$llmc" ]; then echo "llm.c: skipped, no directory was given" >&2; fi
 if [ -z "$nanogpt" ]; then echo "nanoGPT: skipped, no directory was given" >&2
 elif ! "$python" -c 'import torch' 2> /dev/null; then
