@@ -15,6 +15,8 @@ struct Work {
     double bytes = 0, flops = 0;
     Lane lane = Lane::compute;
     long rows = 0, inner = 0, cols = 0;
+    const char *op = nullptr, *what = nullptr;         // of a collective: which, and of what
+    long unit = -1;                                    // of a collective: what it was started for
 };
 
 // No work, but what the work behind it is for: micro-batch i begins; the weights (gather, release) or the gradients
@@ -27,6 +29,9 @@ struct Watch {
     virtual void begin(const Work&) = 0;
     virtual void end() = 0;
     virtual void mark(Mark, long, double) {}           // i, and the bytes of what is leased
+    // A collective ends. It began when the last of its ranks started it: at that one's now().
+    virtual long now() const { return 0; }
+    virtual void travelled(const Work&, long) {}
 };
 
 }  // namespace baretrain
