@@ -154,15 +154,6 @@ void discard_leftovers(const fs::path& run) {
         if (is_leftover(folder.filename())) fs::remove_all(folder);
 }
 
-// What std::filesystem throws becomes one line.
-template <class Body> void change_folders(Body body) {
-    try {
-        body();
-    } catch (const fs::filesystem_error& e) {
-        fail(e.path1().string() + ": cannot be created, renamed or removed: " + e.code().message());
-    }
-}
-
 Files write_parts(const fs::path& folder, const CheckpointParts& parts) {
     const TrainerState& t = parts.trainer;
     fs::create_directories(folder / "state");
@@ -221,10 +212,7 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
     change_folders([&] {
         fs::create_directories(run);
         discard_leftovers(run);
-        const struct Cleanup {                         // after success there is nothing under this name
-            fs::path folder;
-            ~Cleanup() { std::error_code ignored; fs::remove_all(folder, ignored); }
-        } cleanup{building};
+        const Building cleanup{building};
         put_in_place(building, folder, write_parts(building, parts));
         if (keep > 0) remove_oldest(run, folder, keep);
     });

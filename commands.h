@@ -328,9 +328,10 @@ inline std::string find_replay(const std::string& run, long step) {
     const std::map<long, StepLog> logged = read_steps(run);
     if (!logged.count(step))
         fail("--replay ", step, ": ", run, "/log.jsonl ends at step ", logged.empty() ? 0 : logged.rbegin()->first);
-    const std::string checkpoint = newest_checkpoint(run, step - 1).folder;
-    std::printf("replay  %s, from %s\n", run.c_str(), checkpoint.empty() ? "the beginning" : checkpoint.c_str());
-    return checkpoint;
+    const Found found = newest_checkpoint(run, step - 1);
+    for (const std::string& note : found.notes) std::printf("%s\n", note.c_str());
+    std::printf("replay  %s, from %s\n", run.c_str(), found.folder.empty() ? "the beginning" : found.folder.c_str());
+    return found.folder;
 }
 
 // Takes the steps up to --replay once more, as next(trainer, data) does, and compares each with the log. Nothing is

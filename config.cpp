@@ -289,7 +289,7 @@ ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of) 
     check_flags(line.flags, line.command);
     const auto flag = [&](const char* name) { return line.flags.count(name) ? line.flags.at(name).text : ""; };
     if (line.recipe.empty() && recipe_of && (line.flags.count("resume") || line.flags.count("replay")))
-        line.recipe = recipe_of(line.flags.count("resume") ? flag("resume") : "auto", flag("out"));
+        line.recipe = recipe_of(line.flags.count("resume") ? flag("resume") : "--replay", flag("out"));
     Values values;
     if (!line.recipe.empty()) values = read_recipe(line.recipe, bit_of(line.command));
     for (const auto& [name, given] : line.flags) values[name] = given;

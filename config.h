@@ -73,7 +73,8 @@ struct ParseResult {
     std::string text;                                  // not empty: print it and exit with 0 (--help, --version)
 };
 
-// With --resume and without --config a run's own recipe lies under the flags: recipe_of names it, or "" for none.
+// With --resume and without --config a run's own recipe lies under the flags: recipe_of names it, or "" for none. So
+// with --replay, for which resume is "--replay".
 using RecipeOf = std::function<std::string(const std::string& resume, const std::string& out)>;
 ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of = {});
 // The recipe: each key but out and resume with its origin; --config reads it back, equal.

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sys/stat.h>
@@ -66,6 +67,19 @@ void write_whole(const std::string& path, const std::string& text) {
         file.write(text.data(), text.size());
         file.close();
     });
+}
+
+Building::~Building() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+}
+
+void change_folders(const std::function<void()>& body) {
+    try {
+        body();
+    } catch (const std::filesystem::filesystem_error& e) {
+        fail(e.path1().string(), ": cannot be created, renamed or removed: ", e.code().message());
+    }
 }
 
 Digest digest_of_file(const std::string& path) {

@@ -18,6 +18,13 @@ void write_whole(const std::string& path, const std::string& text);   // as path
 // write(path.tmp), then its name; when write() throws, nothing stays and path is as it was.
 void replace_file(const std::string& path, const std::function<void(const std::string&)>& write);
 
+// A file or folder that is being built: what lies under this name goes, unless it has another name by then.
+struct Building {
+    const std::string path;
+    ~Building();
+};
+void change_folders(const std::function<void()>& body);   // what std::filesystem throws becomes one line
+
 // FNV-1a over 64-bit words.
 struct Hash {
     uint64_t value = 0xCBF29CE484222325;

@@ -278,12 +278,9 @@ Exported export_folder(const std::string& from, const std::string& name) {
     for (const std::string& path : {to, building.string()})
         if (fs::exists(path)) fail(path + ": is there already; give a folder that is not, or remove it");
     const ModelFiles model = open_model(from);
-    const struct Cleanup {                             // after success there is nothing under this name
-        fs::path folder;
-        ~Cleanup() { std::error_code ignored; fs::remove_all(folder, ignored); }
-    } cleanup{building};
+    const Building cleanup{building};
     Exported all;
-    try {
+    change_folders([&] {
         fs::create_directories(building);
         auto files = files_beside_weights(from);
         if (model.where.ends_with(index_file)) files[index_file] = read_text(model.where);
@@ -303,9 +300,7 @@ Exported export_folder(const std::string& from, const std::string& name) {
             }
         }
         fs::rename(building, to);
-    } catch (const fs::filesystem_error& e) {
-        fail(e.path1().string() + ": cannot be created, renamed or removed: " + e.code().message());
-    }
+    });
     return all;
 }
 

@@ -139,7 +139,7 @@ struct Resume { std::string run, checkpoint; };
 
 inline Resume find_resume(const std::string& resume, const std::string& out) {
     namespace fs = std::filesystem;
-    const bool automatic = resume == "auto";
+    const bool automatic = resume == "auto" || resume == "--replay";
     if (resume.empty()) return {};
     if (!automatic && fs::exists(resume + "/state")) {
         require_complete(resume);                      // newest_checkpoint() reads every byte of what it finds
@@ -148,6 +148,7 @@ inline Resume find_resume(const std::string& resume, const std::string& out) {
     }
     const std::string run = !automatic ? resume : out.empty() ? newest_run("out") : out;
     if (automatic && (run.empty() || !fs::exists(run + "/config.toml"))) return {};
+    if (resume == "--replay") return {run, ""};        // find_replay() knows which checkpoint to read
     const Found found = newest_checkpoint(run);
     for (const std::string& note : found.notes) std::printf("%s\n", note.c_str());
     if (found.folder.empty() && (!automatic || found.damaged)) fail("--resume: " + run + " has no complete checkpoint");
@@ -293,7 +294,7 @@ inline int run_command(int argc, const char* const* argv) {
         return with_type(c.dtype, [&](auto type) { return print_explanation<decltype(type)>(c, take_step); });
     if (c.command != "train") return other_command(c, take_gradients, take_step);
     device_name(0);                                    // a CUDA build without a device says so before anything else
-    if (from.run.empty()) from = find_resume(c.replay > 0 ? "auto" : c.resume, c.out);   // --config may say so itself
+    if (from.run.empty()) from = find_resume(c.replay > 0 ? "--replay" : c.resume, c.out);   // by --config
     if (c.replay > 0 && from.run.empty())
         throw Usage("--replay ", c.replay, ": ", c.out.empty() ? "no run" : c.out + " has no run", "; give --out RUN");
     std::error_code absent;

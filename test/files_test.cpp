@@ -8,6 +8,24 @@ using namespace baretrain::test;
 
 TEST_SUITE("files") {
 
+TEST_CASE("what is being built goes when it is given up, stays under another name, and takes nothing else along") {
+    const TempFolder temp;
+    temp.put("kept", "");
+    for (const bool done : {false, true}) {
+        const Building building{temp / "new.tmp"};
+        temp.put("new.tmp/inner/file", "x");
+        if (done) fs::rename(building.path, temp / "new");
+        CHECK(fs::exists(building.path) == !done);
+        if (!done) CHECK(!fs::exists(temp / "new"));
+    }
+    CHECK(!fs::exists(temp / "new.tmp"));
+    CHECK(get(temp / "new/inner/file") == "x");
+    CHECK(fs::exists(temp / "kept"));
+    CHECK(error_of([&] { change_folders([&] { fs::create_directories(temp / "kept/below"); }); }) ==
+          temp / "kept/below" + ": cannot be created, renamed or removed: Not a directory");
+}
+
+
 TEST_CASE("a file written whole is read back byte for byte, and replaces what was there at once") {
     const TempFolder temp;
     const std::string x = (temp / "x"), text("a\0b\r\n\xFF", 6);
