@@ -82,7 +82,7 @@ $(CONFIG): Makefile
 # ---- flags. NaN and infinity must survive: re-association yes, finite-math never.
 WARN := -Wall -Wextra $(if $(WERROR),-Werror)
 FP   := -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
-CHECKED := -O1 -g -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS -fno-sanitize-recover=all
+CHECKED := -O1 -g -DBT_CHECKED -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS -fno-sanitize-recover=all
 BASE := -std=c++20 $(WARN) $(INCLUDES)
 ifneq ($(DEBUG),)
 SANITIZE     := -fsanitize=address,undefined

@@ -108,8 +108,9 @@ struct [[nodiscard]] Pending {
 class Comm {
 public:
     explicit Comm(Device& device, const Mesh& mesh = {}, Engine* engine = nullptr, bool check = false)
-        : mesh(mesh), device_(device), engine_(engine), check_(check) {}
+        : mesh(mesh), device(device), engine_(engine), check_(check) {}
     const Mesh mesh;
+    Device& device;
     Ledger ledger;                                     // of all calls so far; whoever reads it may clear it
     int size(Axis a) const { return mesh.size(a); }
     bool first() const { return mesh.rank == 0; }
@@ -165,8 +166,7 @@ private:
     }
     Pending start(Call c, Purpose p);
     void compare(const Call& c);
-    void copy_within(void* to, const void* from, long bytes) { copy_bytes(device_, to, from, size_t(bytes)); }
-    Device& device_;
+    void copy_within(void* to, const void* from, long bytes) { copy_bytes(device, to, from, size_t(bytes)); }
     Engine* engine_;
     bool check_;
 };
@@ -180,7 +180,7 @@ inline Pending Comm::start(Call c, Purpose p) {
     const int n = size(c.axis);
     if (n == 1 || c.count == 0) return {};
     const auto begin = std::chrono::steady_clock::now();
-    c.time = device_.watch ? device_.watch->now() : 0;
+    c.time = device.watch ? device.watch->now() : 0;
     if (check_ && engine_) compare(c);
     LedgerRow& row = ledger[{c.axis, c.op, p.what}];
     const bool idle = c.op == Op::broadcast && c.peer != mesh.at(c.axis);   // who only receives sends nothing
@@ -197,8 +197,8 @@ inline void Comm::await(Pending& p) {
     const auto begin = std::chrono::steady_clock::now();
     const long latest = engine_ ? engine_->await(p.ticket) : c.time;
     ledger[{c.axis, c.op, p.purpose.what}].ms += milliseconds_since(begin);
-    if (device_.watch)
-        device_.watch->travelled({.where = c.where, .bytes = double(ring_bytes(c, size(c.axis))), .lane = Lane::wire,
+    if (device.watch)
+        device.watch->travelled({.where = c.where, .bytes = double(ring_bytes(c, size(c.axis))), .lane = Lane::wire,
                                   .op = op_names[int(c.op)], .what = p.purpose.what, .unit = p.purpose.unit}, latest);
     p = {};
 }
@@ -211,10 +211,10 @@ inline void Comm::compare(const Call& c) {
     std::string mine = c.text(), all(width * size_t(n), ' ');
     mine.resize(width, ' ');
     const Buffer from(mine.size()), to(all.size());
-    copy_bytes(device_, from.data(), mine.data(), mine.size());
+    copy_bytes(device, from.data(), mine.data(), mine.size());
     const Call gather{c.axis, Op::gather, Type::byte, to.data(), from.data(), long(all.size()), -1, c.where, 0};
     engine_->await(engine_->start(gather));
-    copy_bytes(device_, all.data(), to.data(), all.size());
+    copy_bytes(device, all.data(), to.data(), all.size());
     for (int i = 0; i < n; ++i) {
         std::string other = all.substr(size_t(i) * width, width);
         if (other == mine) continue;

@@ -26,9 +26,10 @@ inline double seconds_since(Clock::time_point begin) {
 struct Progress {
     const char* what;
     long first = 0;                                    // where the wait begins: a resumed run has steps behind it
+    bool speaks = true;
     Clock::time_point begin = Clock::now(), shown = begin;
     void operator()(long done, long total) {
-        if (!isatty(2) || seconds_since(shown) < 1) return;
+        if (!speaks || !isatty(2) || seconds_since(shown) < 1) return;
         shown = Clock::now();
         std::fprintf(stderr, "%-60s\r", progress_line(what, done - first, total - first, seconds_since(begin)).c_str());
     }
@@ -158,7 +159,7 @@ inline int print_findings() {
 template <class T, class Step> int print_plan(const Config& c, Step step) {
     Config config = c;
     if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
-    const Params params(config.shape);
+    const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
     const Plan plan = make_plan<T>(config, params, step);
     const Facts facts = plan_facts(config, params, plan);
     if (c.json) return std::printf("%s\n", to_json(facts).c_str()), 0;
@@ -184,9 +185,9 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
 template <class T, class Step> int print_explanation(const Config& c, Step step) {
     Config config = c;
     if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
-    const Params params(config.shape);
+    const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
     Arena arena;
-    Trainer<T> t(config, params, arena);
+    Trainer<T> t(config, params, arena, {mesh_of(config)});
     Trace trace({.real = false}, [&] { return arena.high(); });
     trace.step(1);
     t.device.watch = &trace;
@@ -277,9 +278,8 @@ template <class T, class Gradients> int dump(Config c, Gradients gradients) {
         gradients(t, {rows}, N);
         if (arena.dry()) return arena.peak();
 
-        std::vector<View<R>> units;
-        for (int u = 0; u < params.units(); ++u) units.push_back(t.grads.owned(u));
-        std::vector<TensorSource> tensors = tensor_sources<R>(t.device, params, units, "");
+        std::vector<TensorSource> tensors =
+            tensor_sources<R>(t.device, params, owned_parts<R>(params, t.weights, t.grads), "");
         std::vector<R> logprobs(static_cast<size_t>(N));
         copy_bytes(t.device, logprobs.data(), t.logprobs.data, logprobs.size() * sizeof(R));
         const R loss = R(-std::accumulate(logprobs.begin(), logprobs.end(), 0.0) / double(N));

@@ -184,14 +184,20 @@ void resolve_run(Config& c, const Values& values) {
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
     if (c.min_lr > c.lr) fail("--min-lr ", value_text(c.min_lr), " is larger than --lr ", value_text(c.lr));
+    if (c.shard == "none" && c.replicate != 1 && c.replicate != c.ranks)
+        fail("--replicate ", c.replicate, ": without --shard each of the ", c.ranks, " ranks is a replica");
+    if (c.ranks % c.replicate != 0)
+        fail("--replicate ", c.replicate, ": does not divide --ranks ", c.ranks);
     const long window = c.batch * c.seq;               // a row is an int on the device
     if (window > INT_MAX)
         fail("--batch ", c.batch, " x --seq ", c.seq, ": ", window, " tokens at once, at most ", INT_MAX,
              "; take a smaller --batch");
-    if (!values.count("tokens-per-step")) c.tokens_per_step = window;
-    if (c.tokens_per_step % window != 0)
+    const long least = window * c.ranks;
+    if (!values.count("tokens-per-step")) c.tokens_per_step = least;
+    if (c.tokens_per_step % least != 0)
         fail("--tokens-per-step ", c.tokens_per_step, " is not a multiple of --batch ", c.batch, " x --seq ", c.seq,
-             "; the next is ", (c.tokens_per_step / window + 1) * window);
+             c.ranks > 1 ? concat(" x --ranks ", c.ranks) : "", "; the next is ",
+             (c.tokens_per_step / least + 1) * least);
     const double part = number_in(c.val).value_or(0);  // else a path
     if (c.val.empty() || !(part >= 0 && part < 1))
         fail("--val ", c.val, ": expected a path, a fraction between 0 and 1, or 0 for no validation");

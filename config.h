@@ -39,6 +39,13 @@ struct Config {
     std::string master = "fp32";                       // fp32; none (bf16 only): weights are rounded stochastically
     long seed = 1337;
 
+    long ranks = 1;                                    // of the whole run
+    std::string shard = "none";                        // none, zero1, zero2, fsdp
+    long replicate = 1;                                // copies of what is sharded; none: each rank is one
+    long prefetch = 1;                                 // fsdp: units gathered ahead
+    bool reshard_after_forward = true;                 // fsdp
+    bool check_collectives = checked_build;
+
     std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder
     long trace = 0;                                    // steps to trace, from the second on; 0: none
     std::string clock = "wall";                        // wall, virtual

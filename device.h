@@ -94,16 +94,14 @@ void launch(Device& d, Grid g, void (*kernel)(Params...), Args... args) {
 inline void copy_bytes(Device& d, void* to, const void* from, size_t bytes) {
     if (bytes && !d.dry) device_copy(to, from, bytes, d.stream);
 }
-inline void zero_bytes(Device& d, void* p, size_t bytes) {
-    if (bytes && !d.dry) device_zero(p, bytes, d.stream);
-}
 // Until all that was started is done; at once on CPU builds.
 inline void wait(Device& d) {
     if (!d.dry) device_wait(d.stream);
 }
-template <class T> void zero(Device& d, View<T> v) {
-    require(v.dense(), "zero: rows without gaps");
-    zero_bytes(d, v.data, size_t(v.count()) * sizeof(T));
+template <class T> void fill_bytes(Device& d, View<T> v, int byte) {
+    require(v.dense(), "fill: rows without gaps");
+    if (!v.empty() && !d.dry) device_fill(v.data, byte, size_t(v.count()) * sizeof(T), d.stream);
 }
+template <class T> void zero(Device& d, View<T> v) { fill_bytes(d, v, 0); }
 
 }  // namespace baretrain

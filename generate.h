@@ -1,11 +1,12 @@
 // generate.h - the model without a backward pass: evaluation, and text token by token with cached keys and values.
-// Copy with: gpt.h, state.h, dataloader.h and what they name
+// Copy with: gpt.h, state.h, zero.h, dataloader.h and what they name
 // The sampler takes logits on the host: temperature 0 is the likeliest token; top-k, then top-p cut the tail. The
 // random number of token i is element i of Philox (seed, Stream::sample, step): no device or layout changes it.
 #pragma once
 #include "dataloader.h"
 #include "gpt.h"
 #include "state.h"
+#include "zero.h"
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -55,17 +56,20 @@ struct LossSum {
     double mean() const { return count ? total / double(count) : 0; }
 };
 
-// Mean loss over every window of the data, once, whatever the size of a batch.
+// Loss over every window of the data, once, whatever the size of a batch: this rank's share of it. All ranks go through
+// as many batches, as weights are gathered by all: those that have none left take the last window again, for nothing.
 template <class T>
-double evaluate(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Loader& data, long batch,
-                std::function<void(long done, long total)> progress) {
+LossSum evaluate(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Loader& data,
+                 const RankShare& share, std::function<void(long done, long total)> progress) {
     LossSum loss;
-    for (long first = 0; first < data.windows(); first += batch) {
-        const Rows m = data.in_order(first, batch);
+    for (long step = 0; share.batch * share.ranks * step < data.windows(); ++step) {
+        const long first = share.first(0, step), last = data.windows() - 1;
+        Rows m = data.in_order(std::min(first, last), share.batch);
+        if (first > last) m.targets.assign(m.targets.size(), ignored);
         loss.add(-evaluate_rows(c, weights, buffers, m), m.trained());
-        progress(first, data.windows());
+        progress(std::min(first, last), data.windows());
     }
-    return loss.mean();
+    return loss;
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
@@ -189,12 +193,13 @@ template <class T> struct Inference {
     const Params& params;
     Device device;
     Matmul matmul;
+    Comm alone;
     WholeWeights<T> weights;
     View<Real<T>> rope;
     Context<T> context;
     Inference(Arena& arena, const Params& params, long longest)
-        : params(params), device{.dry = arena.dry()}, matmul(device), weights(arena, params),
-          rope(arena.take<Real<T>>(params.shape().rotary() ? longest : 0, params.shape().head_dim)),
+        : params(params), device{.dry = arena.dry()}, matmul(device), alone(device),
+          weights(arena, params, alone), rope(arena.take<Real<T>>(params.shape().rotary() ? longest : 0, params.shape().head_dim)),
           context{device, matmul, arena, params.shape(), rope} {
         fill_rope(device, rope, rope_frequencies(params.shape()));
     }

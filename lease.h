@@ -54,8 +54,10 @@ public:
         let_go(w.unit);
         tell<T>(device_, Mark::release, params_, w.unit);
     }
-    virtual View<T> owned(int unit) = 0;               // the part that this rank's optimizer updates, (1, n)
+    virtual Range owns(int unit) const = 0;            // the elements that this rank's optimizer updates
+    virtual View<T> owned(int unit) = 0;               // their memory, (1, count)
     virtual void publish(int unit) = 0;                // the optimizer has written owned(unit)
+    virtual void finish() = 0;                         // all that was published can be gathered
 protected:
     virtual View<T> whole(int unit) = 0;
     virtual void let_go(int unit) = 0;
@@ -66,30 +68,34 @@ protected:
 template <class G> class GradStore {
 public:
     explicit GradStore(const Params& params, const Device* device = nullptr)
-        : params_(params), device_(device), opened_(size_t(params.units()), false) {}
+        : params_(params), device_(device), opened_(size_t(params.units()), 0) {}
     virtual ~GradStore() = default;
-    void begin_step() { opened_.assign(opened_.size(), false); }
+    void begin_step(long micros) { micros_ = micros, opened_.assign(opened_.size(), 0); }   // each opens all units once
     Lease<G> open(int unit, Where at = Where::current()) {
         tell<G>(device_, Mark::open, params_, unit);
-        const Write write = opened_[size_t(unit)] ? Write::add : Write::over;
-        opened_[size_t(unit)] = true;
+        const Write write = opened_[size_t(unit)]++ && keeps() ? Write::add : Write::over;
         return {params_.bind(unit, whole(unit)), unit, write, at};
     }
     void hand_over(Lease<G>& g, Where at = Where::current()) {
         g.hand_back(at);
-        absorb(g.unit);
+        absorb(g.unit, opened_[size_t(g.unit)]);
         tell<G>(device_, Mark::hand_over, params_, g.unit);
     }
     virtual void finish(int unit) = 0;                 // all micro-batches are in
     virtual View<G> owned(int unit) = 0;               // the sum, where this rank's optimizer reads it, (1, n)
 protected:
     virtual View<G> whole(int unit) = 0;
-    virtual void absorb(int unit) = 0;
+    virtual bool keeps() const = 0;                    // what a micro-batch wrote is there when the next one opens
+    virtual void absorb(int unit, long micro) = 0;     // micro: 1, 2, ..., micros_
     const Params& params_;
     const Device* device_;
+    long micros_ = 1;
 private:
-    std::vector<bool> opened_;
+    std::vector<long> opened_;                         // how often in this step
 };
+
+// Of a flat view, as rows: kernels that take a block a row then have blocks. Units are made of 64s.
+template <class T> View<T> as_rows(View<T> flat) { return {flat.data, flat.count() / 64, 64}; }
 
 // Flat segments of every unit, one after the other.
 template <class T> std::vector<View<T>> take_units(Arena& arena, const Params& params) {
@@ -97,32 +103,5 @@ template <class T> std::vector<View<T>> take_units(Arena& arena, const Params& p
     for (int u = 0; u < params.units(); ++u) units.push_back(arena.take<T>(1, params.unit_size(u)));
     return units;
 }
-
-// One rank holds everything: every call is a pointer.
-template <class T> class WholeWeights final : public WeightStore<T> {
-public:
-    WholeWeights(Arena& arena, const Params& params, const Device* device = nullptr)
-        : WeightStore<T>(params, device), units_(take_units<T>(arena, params)) {}
-    View<T> owned(int unit) override { return units_[size_t(unit)]; }
-    void publish(int) override {}
-protected:
-    View<T> whole(int unit) override { return units_[size_t(unit)]; }
-    void let_go(int) override {}
-private:
-    std::vector<View<T>> units_;
-};
-
-template <class G> class WholeGrads final : public GradStore<G> {
-public:
-    WholeGrads(Arena& arena, const Params& params, const Device* device = nullptr)
-        : GradStore<G>(params, device), units_(take_units<G>(arena, params)) {}
-    void finish(int) override {}
-    View<G> owned(int unit) override { return units_[size_t(unit)]; }
-protected:
-    View<G> whole(int unit) override { return units_[size_t(unit)]; }
-    void absorb(int) override {}
-private:
-    std::vector<View<G>> units_;
-};
 
 }  // namespace baretrain

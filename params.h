@@ -2,7 +2,8 @@
 // Copy with: shape.h, memory.h and what they name
 // Memory, initialisation, weight decay, optimizer spans, checkpoint names and gradients are all derived from it. Names
 // and layouts are Hugging Face's own, so that files are copies. A unit is what is gathered and handed over at once:
-// unit 0 holds the two ends (embeddings, final norm, head), unit l + 1 holds block l. Each unit is one flat segment.
+// unit 0 holds the two ends (embeddings, final norm, head), unit l + 1 holds block l. Each unit is one flat segment, as
+// long as a multiple of 64 elements for each of its shards.
 #pragma once
 #include "memory.h"
 #include "shape.h"
@@ -21,6 +22,15 @@ enum class Place {
     norm2_w, norm2_b, up_w, up_b, down_w, down_b
 };
 
+// Elements of a unit, one behind the other.
+struct Range {
+    long first, count;
+    Range both(const Range& o) const {                 // what lies in both; perhaps nothing
+        const long begin = std::max(first, o.first), end = std::min(first + count, o.first + o.count);
+        return {begin, std::max(0L, end - begin)};
+    }
+};
+
 struct Param {
     std::string name;                                  // Hugging Face's
     int unit;
@@ -32,6 +42,7 @@ struct Param {
     long offset = 0;                                   // of its first element in its unit
     bool decay() const { return rows > 1; }            // matrices and embeddings; never biases or norms
     long count() const { return rows * cols; }
+    Range range() const { return {offset, count()}; }
     std::vector<long> dims() const { return rows > 1 ? std::vector<long>{rows, cols} : std::vector<long>{cols}; }
 };
 
@@ -67,12 +78,18 @@ struct OptimizerSpan { long offset, count; bool decay; };
 
 class Params {
 public:
-    explicit Params(const ModelShape& shape);
+    explicit Params(const ModelShape& shape, int shards = 1);
 
     const ModelShape& shape() const { return shape_; }
     const std::vector<Param>& rows() const { return rows_; }
     int units() const { return int(sizes_.size()); }
+    int shards() const { return shards_; }
     long unit_size(int unit) const { return sizes_[size_t(unit)]; }   // elements, padding included
+    long largest_block() const { return sizes_.size() < 2 ? 0 : *std::max_element(sizes_.begin() + 1, sizes_.end()); }
+    Range shard(int unit, int which) const {
+        const long part = unit_size(unit) / shards_;
+        return {which * part, part};
+    }
     std::vector<OptimizerSpan> spans(int unit) const;
 
     // The views of one unit whose flat segment is `flat` (1, unit_size).
@@ -94,11 +111,12 @@ private:
     void add_block(int unit);
     void lay_out();
     ModelShape shape_;
+    int shards_;
     std::vector<Param> rows_;
     std::vector<long> sizes_;
 };
 
-inline Params::Params(const ModelShape& shape) : shape_(shape) {
+inline Params::Params(const ModelShape& shape, int shards) : shape_(shape), shards_(shards) {
     add_ends();
     for (long block = 0; block < shape.layers; ++block) add_block(block_unit(block));
     lay_out();
@@ -172,17 +190,16 @@ inline void Params::add_block(int unit) {
     if (shape_.ffn_bias()) vector("mlp.down_proj.bias", Place::down_b, C, 0);
 }
 
-// Tensors begin at multiples of 64 elements, joined ones right behind the one before; a unit's size is a multiple of
-// 64.
+// Tensors begin at multiples of 64 elements, joined ones right behind the one before; so do shards.
 inline void Params::lay_out() {
-    auto padded = [](long n) { return (n + 63) / 64 * 64; };
+    auto padded = [](long n, long to = 64) { return (n + to - 1) / to * to; };
     sizes_.assign(size_t(shape_.layers) + 1, 0);
     for (Param& p : rows_) {
         long& end = sizes_[size_t(p.unit)];
         p.offset = p.joined ? end : padded(end);
         end = p.offset + p.count();
     }
-    for (long& size : sizes_) size = padded(size);
+    for (long& size : sizes_) size = padded(size, 64L * shards_);
 }
 
 // Neighbours with the same decay share a span; the padding between them is zero and stays zero.

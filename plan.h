@@ -29,7 +29,7 @@ inline double attention_flops(const Config& c) {
     const ModelShape& s = c.shape;
     const double T = double(c.seq), w = s.window > 0 ? std::min(T, double(s.window)) : T;
     const double pairs = w * (w + 1) / 2 + (T - w) * w, products = c.recompute == "full" ? 9 : 7;
-    return products * 2 * double(s.head_dim * s.heads * s.layers) * pairs * double(c.tokens_per_step / c.seq);
+    return products * 2 * double(s.head_dim * s.heads * s.layers) * pairs * double(c.tokens_per_step / c.ranks / c.seq);
 }
 
 // step(trainer, micro-batches): one training step, here of a dry trainer. Gives one of its micro-batches.
@@ -44,7 +44,7 @@ template <class T, class Step> Rows dry_step(Trainer<T>& t, Step step) {
 template <class T, class Step>
 Plan make_plan(const Config& config, const Params& params, Step step, size_t available = size_t(-1)) {
     Arena arena;
-    Trainer<T> t(config, params, arena);
+    Trainer<T> t(config, params, arena, {mesh_of(config)});
     Plan plan{arena.parts(), arena.peak(), arena.peak(), 0, attention_flops(config)};
     if (plan.peak > available) return plan;            // already too much: spare the host the rows of a dry step
     const Rows rows = dry_step(t, step);
@@ -82,7 +82,7 @@ inline Facts memory_facts(const std::vector<ArenaPart>& parts, size_t peak) {
 
 inline Facts plan_facts(const Config& c, const Params& params, const Plan& plan) {
     Facts f = {{"family", c.shape.family}, {"dtype", c.dtype}, {"parameters", c.shape.parameters()},
-               {"tokens_per_step", c.tokens_per_step}, {"micro_batches", c.tokens_per_step / (c.batch * c.seq)},
+               {"tokens_per_step", c.tokens_per_step}, {"micro_batches", c.tokens_per_step / (c.batch * c.seq * c.ranks)},
                {"decayed", decay_group(params, true)}, {"not_decayed", decay_group(params, false)}};
     for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
     f.push_back({"flops.matmul", plan.matmul_flops});

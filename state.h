@@ -17,36 +17,55 @@ template <class T> constexpr const char* safetensors_dtype() {
     else return "F32";
 }
 
-// The tensors of the table, as they lie in `units`, under prefix + Hugging Face name: to write, or to be filled.
+// Memory of a part of a unit: its elements `range`.
+template <class T> struct Part { View<T> data; Range range; };
+
+// The part that this rank owns of each unit; `store`: of weights or gradients.
+template <class T, class Store>
+std::vector<Part<T>> owned_parts(const Params& params, const auto& weights, Store& store) {
+    std::vector<Part<T>> parts;
+    for (int u = 0; u < params.units(); ++u) parts.push_back({store.owned(u), weights.owns(u)});
+    return parts;
+}
+template <class T> std::vector<Part<T>> owned_units(const Params& params, WeightStore<T>& weights) {
+    return owned_parts<T>(params, weights, weights);
+}
+
+// The tensors of the table, as they lie in `parts`, under prefix + Hugging Face name: to write, or to be filled. What
+// is there only in part is written flat, as name@first element; of what is read, it takes its part.
 template <class T>
-std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const std::vector<View<T>>& units,
+std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const std::vector<Part<T>>& parts,
                                          const std::string& prefix) {
     std::vector<TensorSource> list;
     for (const Param& p : params.rows()) {
-        const T* const from = units[size_t(p.unit)].data + p.offset;
-        const size_t bytes = size_t(p.count()) * sizeof(T);
-        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(),
+        const Part<T>& part = parts[size_t(p.unit)];
+        const Range r = p.range().both(part.range);
+        if (r.count == 0) continue;
+        const bool whole = r.count == p.count();
+        const T* const from = part.data.data + (r.first - part.range.first);
+        const size_t bytes = size_t(r.count) * sizeof(T);
+        list.push_back({prefix + p.name + (whole ? "" : concat("@", r.first - p.offset)), safetensors_dtype<T>(),
+                        whole ? p.dims() : std::vector<long>{r.count},
                         [&d, from, bytes](void* to) { copy_bytes(d, to, from, bytes); }});
     }
     return list;
 }
 template <class T>
-std::vector<TensorTarget> tensor_targets(Device& d, const Params& params, const std::vector<View<T>>& units,
+std::vector<TensorTarget> tensor_targets(Device& d, const Params& params, const std::vector<Part<T>>& parts,
                                          const std::string& prefix) {
     std::vector<TensorTarget> list;
     for (const Param& p : params.rows()) {
-        T* const to = units[size_t(p.unit)].data + p.offset;
-        const size_t bytes = size_t(p.count()) * sizeof(T);
-        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(),
-                        [&d, to, bytes](const void* from) { copy_bytes(d, to, from, bytes); }});
+        const Part<T>& part = parts[size_t(p.unit)];
+        const Range r = p.range().both(part.range);
+        if (r.count == 0) continue;
+        T* const to = part.data.data + (r.first - part.range.first);
+        const long skipped = r.first - p.offset;
+        const size_t bytes = size_t(r.count) * sizeof(T);
+        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(), [&d, to, skipped, bytes](const void* from) {
+            copy_bytes(d, to, static_cast<const T*>(from) + skipped, bytes);
+        }});
     }
     return list;
-}
-
-template <class T> std::vector<View<T>> owned_units(const Params& params, WeightStore<T>& weights) {
-    std::vector<View<T>> units;
-    for (int u = 0; u < params.units(); ++u) units.push_back(weights.owned(u));
-    return units;
 }
 
 // AdamW over the spans that this rank owns: publishes weights from gradients.
@@ -57,55 +76,66 @@ public:
 
     Optimizer(Arena& arena, const Params& params, WeightStore<T>& weights, bool master = true)
         : params_(params), weights_(weights) {
+        const auto take = [&] {
+            std::vector<Part<R>> parts;
+            for (int u = 0; u < params.units(); ++u)
+                parts.push_back({arena.take<R>(1, weights.owns(u).count), weights.owns(u)});
+            return parts;
+        };
         if constexpr (same) master_ = owned_units(params, weights);
-        else if (master) master_ = take_units<R>(arena, params);
-        m_ = take_units<R>(arena, params);
-        v_ = take_units<R>(arena, params);
+        else if (master) master_ = take();
+        m_ = take();
+        v_ = take();
     }
 
     // Element e of tensor i of the table is normal number e of Philox step i: the same in every layout.
     void initialise(Device& d, uint64_t seed) {
         uint64_t tensor = 0;
         for (const Param& p : params_.rows()) {
-            std::vector<R> exact(static_cast<size_t>(p.count()));
-            for (size_t e = 0; e < exact.size(); ++e)
-                exact[e] = R(p.mean + (p.std > 0 ? p.std * normal(seed, Stream::init, tensor, e) : 0));
+            const Range owned = weights_.owns(p.unit), r = p.range().both(owned);
+            std::vector<R> exact(static_cast<size_t>(r.count));
+            for (size_t e = 0; e < exact.size(); ++e) {
+                const uint64_t element = uint64_t(r.first - p.offset) + e;
+                exact[e] = R(p.mean + (p.std > 0 ? p.std * normal(seed, Stream::init, tensor, element) : 0));
+            }
             const std::vector<T> rounded(exact.begin(), exact.end());
-            copy_bytes(d, weights_.owned(p.unit).data + p.offset, rounded.data(), rounded.size() * sizeof(T));
+            const long at = r.first - owned.first;
+            copy_bytes(d, weights_.owned(p.unit).data + at, rounded.data(), rounded.size() * sizeof(T));
             if (!same && !master_.empty())
-                copy_bytes(d, master_[size_t(p.unit)].data + p.offset, exact.data(), exact.size() * sizeof(R));
+                copy_bytes(d, master_[size_t(p.unit)].data.data + at, exact.data(), exact.size() * sizeof(R));
             ++tensor;
         }
-        for (int u = 0; u < params_.units(); ++u) weights_.publish(u);
+        publish([](int) {});
     }
 
     void update(Device& d, GradStore<R>& grads, View<const StepState> step) {
-        for (int u = 0; u < params_.units(); ++u) {
+        publish([&](int u) {
             d.mark(Mark::update, u);
             for (const OptimizerSpan& s : params_.spans(u)) adamw<T>(d, span(grads, u, s), step);
-            weights_.publish(u);
-        }
+        });
     }
-    // What the update of a part of a unit works on.
+    // What the update of a part of a unit works on: as much of it as this rank owns.
     AdamSpan<T> span(GradStore<R>& grads, int unit, const OptimizerSpan& s) const {
         const size_t i = size_t(unit);
-        return {weights_.owned(unit).data + s.offset, master_.empty() ? nullptr : master_[i].data + s.offset,
-                m_[i].data + s.offset, v_[i].data + s.offset, grads.owned(unit).data + s.offset, s.count,
-                R(s.decay), R(1), (uint64_t(unit) << 40) + uint64_t(s.offset)};
+        const Range owned = weights_.owns(unit), r = Range{s.offset, s.count}.both(owned);
+        const long at = r.first - owned.first;
+        return {weights_.owned(unit).data + at, master_.empty() ? nullptr : master_[i].data.data + at,
+                m_[i].data.data + at, v_[i].data.data + at, grads.owned(unit).data + at, r.count,
+                R(s.decay), R(1), (uint64_t(unit) << 40) + uint64_t(r.first)};
     }
 
     // Everything that a resumed run needs besides the weights.
     std::vector<TensorSource> sources(Device& d) const {
         std::vector<TensorSource> all;
-        each_part([&](const std::string& prefix, const std::vector<View<R>>& units) {
-            for (TensorSource& t : tensor_sources<R>(d, params_, units, prefix)) all.push_back(std::move(t));
+        each_part([&](const std::string& prefix, const std::vector<Part<R>>& parts) {
+            for (TensorSource& t : tensor_sources<R>(d, params_, parts, prefix)) all.push_back(std::move(t));
         });
         return all;
     }
     std::vector<TensorTarget> targets(Device& d) const {
         std::vector<TensorTarget> all;
-        each_part([&](const std::string& prefix, const std::vector<View<R>>& units) {
-            for (TensorTarget& t : tensor_targets<R>(d, params_, units, prefix)) all.push_back(std::move(t));
+        each_part([&](const std::string& prefix, const std::vector<Part<R>>& parts) {
+            for (TensorTarget& t : tensor_targets<R>(d, params_, parts, prefix)) all.push_back(std::move(t));
         });
         return all;
     }
@@ -118,16 +148,20 @@ public:
     }
     // Weights = master, rounded.
     void publish_all(Device& d) {
-        for (int u = 0; u < params_.units(); ++u) {
-            if (!same && !master_.empty()) {
-                const View<R> master = master_[size_t(u)];
-                const long rows = master.cols / 64;    // units are multiples of 64: as rows, so that there are blocks
-                copy<T, R>(d, {weights_.owned(u).data, rows, 64}, {master.data, rows, 64});
-            }
-            weights_.publish(u);
-        }
+        publish([&](int u) {
+            if (same || master_.empty()) return;
+            copy<T, R>(d, as_rows(weights_.owned(u)), View<const R>(as_rows(master_[size_t(u)].data)));
+        });
     }
 private:
+    // What `write` writes of each unit is published while the next one is written.
+    template <class Write> void publish(Write write) {
+        for (int u = 0; u < params_.units(); ++u) {
+            write(u);
+            weights_.publish(u);
+        }
+        weights_.finish();
+    }
     template <class Use> void each_part(Use use) const {
         if (!same && !master_.empty()) use("master.", master_);
         use("m.", m_);
@@ -135,7 +169,7 @@ private:
     }
     const Params& params_;
     WeightStore<T>& weights_;
-    std::vector<View<R>> master_, m_, v_;              // no master: weights are rounded stochastically
+    std::vector<Part<R>> master_, m_, v_;              // no master: weights are rounded stochastically
 };
 
 }  // namespace baretrain

@@ -1,11 +1,12 @@
 // stats.h - the layers from inside, every few steps: norms of what belongs to each tensor, sizes of each activation.
-// Copy with: gpt.h, state.h, report.h and what they name
+// Copy with: gpt.h, state.h, comm.h, report.h and what they name
 //   tensors      L2 norms: weight, grad (before clipping), update (what the step adds to the weight), m, v. Weight (the
 //                master's where there is one), m and v are those after the step: as its checkpoint holds them
 //   activations  rms, abs_max and zeros (their share) over all micro-batches; measured right after the block's forward
 //                pass, when every recompute mode has them all
-// Sums of squares are kept until the end: ranks can add theirs.
+// Sums of squares are kept until the end, so that ranks add theirs.
 #pragma once
+#include "comm.h"
 #include "gpt.h"
 #include "report.h"
 #include "state.h"
@@ -16,7 +17,8 @@ namespace baretrain {
 template <class T> class Stats {
 public:
     // every: steps from one measurement to the next; 0: never, which takes no memory. rows: of a micro-batch.
-    Stats(Arena& arena, const Params& params, long rows, long every) : params_(params), every_(every) {
+    Stats(Arena& arena, const Params& params, Comm& comm, long rows, long every)
+        : params_(params), comm_(comm), every_(every) {
         if (every == 0) return;
         arena.part("statistics");
         const ModelShape& s = params.shape();
@@ -24,6 +26,7 @@ public:
         for (const Param& p : params.rows()) most = std::max(most, p.count());
         tensors_ = arena.take<double>(long(params.rows().size()), adamw_squares);
         activations_ = arena.take<double>(s.layers * long(std::size(act_names)), magnitudes);
+        largest_ = arena.take<double>(s.layers * long(std::size(act_names)), magnitudes);
         parts_ = arena.take<double>(square_parts(most), adamw_squares);
     }
     bool due() const { return due_; }
@@ -38,7 +41,7 @@ public:
         const View<const T> all[] = {a.norm1, a.qkv, a.att, a.mid, a.norm2, a.up, a.act, a.out};
         for (size_t i = 0; i < std::size(all); ++i) {
             add_magnitudes<T>(d, activations_.row_range(block * long(std::size(all)) + long(i), 1), all[i], parts_);
-            if (block == 0) counts_[i] += double(all[i].count());
+            if (block == 0) counts_[i] += double(all[i].count()) * comm_.mesh.dp();
         }
     }
     // Before the update, which overwrites what this reads.
@@ -46,14 +49,20 @@ public:
         for (size_t i = 0; due_ && i < params_.rows().size(); ++i) {
             const Param& p = params_.rows()[i];
             const AdamSpan<T> span = optimizer.span(grads, p.unit, {p.offset, p.count(), p.decay()});
-            add_adamw_squares<T>(d, tensors_.row_range(long(i), 1), span, state, parts_);
+            if (span.n > 0) add_adamw_squares<T>(d, tensors_.row_range(long(i), 1), span, state, parts_);
         }
+        if (!due_) return;
+        copy<double, double>(d, largest_, View<const double>(activations_));
+        comm_.await(comm_.sum(Axis::dp_shard, tensors_, {"statistics"}));
+        comm_.sum_dp(activations_, {"statistics"});
+        for (Axis a : {Axis::dp_shard, Axis::dp_replicate}) comm_.await(comm_.max(a, largest_, {"statistics"}));
     }
     StatsLog log(Device& d, long step) const {
         StatsLog log{step, {}, {}};
-        std::vector<double> t(size_t(tensors_.count())), a(size_t(activations_.count()));
+        std::vector<double> t(size_t(tensors_.count())), a(size_t(activations_.count())), largest(a);
         copy_bytes(d, t.data(), tensors_.data, t.size() * sizeof(double));
         copy_bytes(d, a.data(), activations_.data, a.size() * sizeof(double));
+        copy_bytes(d, largest.data(), largest_.data, a.size() * sizeof(double));
         const double* at = t.data();
         for (const Param& p : params_.rows()) {
             StatsLog::Row& row = log.tensors.emplace_back(p.name, StatsLog::Numbers());
@@ -62,20 +71,21 @@ public:
         }
         for (size_t i = 0; i < a.size() / magnitudes; ++i) {
             const size_t which = i % std::size(act_names);
-            const double *const sums = &a[i * magnitudes], n = counts_[which];
+            const double *const sums = &a[i * magnitudes], n = counts_[which], top = largest[i * magnitudes + 2];
             const std::string name = concat(i / std::size(act_names), ".", act_names[which]);
             log.activations.push_back(
-                {name, {{"rms", std::sqrt(sums[0] / n)}, {"abs_max", sums[2]}, {"zeros", sums[1] / n}}});
+                {name, {{"rms", std::sqrt(sums[0] / n)}, {"abs_max", top}, {"zeros", sums[1] / n}}});
         }
         return log;
     }
 private:
     static constexpr const char* act_names[] = {"norm1", "qkv", "att", "mid", "norm2", "up", "act", "out"};
     const Params& params_;
+    Comm& comm_;
     long every_;
     bool due_ = false;
-    View<double> tensors_, activations_, parts_;
-    std::array<double, std::size(act_names)> counts_{};   // elements of each activation, all micro-batches
+    View<double> tensors_, activations_, largest_, parts_;
+    std::array<double, std::size(act_names)> counts_{};   // elements of each activation, all ranks
 };
 
 }  // namespace baretrain

@@ -1,6 +1,7 @@
 // train_gpt.cu - the program: setup, train_step, loop. Start here; then gpt.h, which holds the model.
 // One rank's training step stands in full view: where weights are gathered and released, where gradients are opened and
 // handed over, where the loss is scaled (once), and how the update follows. Everything it calls is one header away.
+#include "comm/threads.h"
 #include "commands.h"
 #include <csignal>
 #include <filesystem>
@@ -21,7 +22,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
     const long blocks = t.params.shape().layers;
     const R weight = trained ? R(-1.0 / double(trained)) : R(0);   // the only scaling: everything after it is a sum
 
-    t.grads.begin_step();
+    t.grads.begin_step(long(micros.size()));
     for (size_t i = 0; i < micros.size(); ++i) {
         t.device.mark(Mark::micro, long(i));
         const Rows& m = micros[i];
@@ -64,45 +65,51 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
 // weights and moments as they are.
 template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>& micros) {
     require_equal(long(micros.size()), t.micro_batches(), "train_step: micro-batches of a step");
-    long trained = 0;
-    for (const Rows& m : micros) trained += m.trained();
+    double here = 0;
+    for (const Rows& m : micros) here += double(m.trained());
+    const auto [tokens, stops] = t.agree({here, t.stop ? 1.0 : 0.0}, "control");   // of all ranks, before anything else
+    const long trained = long(tokens);
+    t.stop = stops > 0;
     t.stats.begin_step(t.device, t.step + 1);
     gradients(t, micros, trained);
 
     long part = 0;
     for (int unit = 0; unit < t.params.units(); ++unit) {
-        const long parts = square_parts(t.params.unit_size(unit));
+        const long parts = square_parts(t.weights.owns(unit).count);
         sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.grads.owned(unit));
         part += parts;
     }
+    add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
+    t.comm.await(t.comm.sum(Axis::dp_shard, t.norm, {"norm"}));
+
+    double logprob = 0;
+    for (double l : logprobs_of(t)) logprob += l;
+    logprob = t.agree({logprob, 0}, "loss")[0];
     const Config& c = t.config;
     const double count = double(t.step + 1);
     StepState now{.lr = learning_rate(schedule_of(c), t.step), .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps,
                   .decay = c.weight_decay, .correct1 = 1 - std::pow(c.beta1, count),
-                  .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .norm = 0, .scale = 1, .skip = 0,
+                  .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .loss = -logprob, .norm = 0, .scale = 1, .skip = 0,
                   .trained = trained, .seed = uint64_t(c.seed), .step = uint64_t(t.step)};
     copy_bytes(t.device, t.state.data, &now, sizeof now);
-    sum_squares<Real<T>>(t.device, t.loss_squares, View<const Real<T>>(t.logprobs.data, 1, t.logprobs.count()));
-    decide(t.device, t.state, t.squares, t.loss_squares);
+    decide(t.device, t.state, t.norm);
     t.stats.tensors(t.device, t.optimizer, t.grads, t.state);
     t.optimizer.update(t.device, t.grads, t.state);
 
     copy_bytes(t.device, &now, t.state.data, sizeof now);
-    double sum = 0;
-    for (double l : logprobs_of(t)) sum += l;
     t.step += 1;
     t.tokens += trained;
-    return {trained ? -sum / double(trained) : 0, now.norm, trained, now.skip != 0};
+    return {trained ? -logprob / double(trained) : 0, now.norm, trained, now.skip != 0};
 }
 
 template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data) {
-    const double bytes = 3 * sizeof(int) * double(t.config.tokens_per_step);   // tokens, targets, positions
+    const double bytes = 3 * sizeof(int) * double(t.micro_batches() * t.micro_rows());   // tokens, targets, positions
     const Watched reading(t.device, {Where::current(), bytes, 0, Lane::data});
     std::vector<Rows> micros;
-    const RankShare share{t.config.batch};
+    const RankShare share = t.share();
     for (long i = 0; i < t.micro_batches(); ++i)
         micros.push_back(data.rows(share.first(t.position, i), share.batch));
-    t.position += t.micro_batches() * t.config.batch;
+    t.position += t.micro_batches() * share.ranks * share.batch;
     return micros;
 }
 
@@ -162,7 +169,7 @@ template <class T> Plan plan_of(const Config& config, const Params& params, size
 
 template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, const Plan& plan, double peak) {
     Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
-               {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", 1L}, {"dtype", t.config.dtype},
+               {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", t.config.ranks}, {"dtype", t.config.dtype},
                {"parameters", t.params.shape().parameters()},
                {"data", corpus.describe()}, {"data_hash", corpus.hash}, {"seed", t.config.seed}};
     if (peak > 0) f.push_back({"peak_flops", peak});
@@ -171,114 +178,149 @@ template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, co
     return f;
 }
 
-// peak: measured operations a second; negative: unknown.
-template <class T>
-void loop(Trainer<T>& t, const Plan& plan, const Corpus& corpus, const Tokenizer& tokenizer, RunFolder& run,
-          double peak) {
+// What the ranks of a run share. peak: measured operations a second; negative: unknown.
+template <class T> struct Run {
+    Config config;
+    Resume from;
+    Tokenizer tokenizer;
+    Params params;
+    Plan plan;
+    Corpus corpus;
+    double peak;
+    Clock::time_point begin;
+};
+
+// folder: of the first rank, which speaks for all; null: another rank's.
+template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) {
     const Config& c = t.config;
-    const Loader train(corpus.train, c.seq, uint64_t(c.seed)), val(corpus.val, c.seq, uint64_t(c.seed));
+    const Loader train(r.corpus.train, c.seq, uint64_t(c.seed)), val(r.corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
-    std::printf("%s\n", log_header().c_str());
-    Progress progress{"training", t.step};
+    Progress progress{"training", t.step, folder != nullptr};
     const long first = std::min(t.step + 2, c.steps), last = std::min(first + c.trace - 1, c.steps);   // 1 warms up
     Trace trace({c.clock == "wall", c.clock_flops, c.clock_bytes}, [&] { return wait(t.device), t.arena.high(); });
-    BlackBox box(run.path(), c.spike_z);
-    bool stop = false;
+    BlackBox box(c.out, c.spike_z);
     auto drawn = Clock::now();
     double pause = 0;                                  // before the page is written again: it takes 1 % of the time
-    while (t.step < c.steps && !stop) {
+    while (t.step < c.steps && !t.stop) {
         if (t.step + 1 >= first && t.step < last) trace.step(t.step + 1), t.device.watch = &trace;
-        TakenStep taken = next_step(t, train);
+        t.stop = interrupted || (folder && folder->stop_requested());
+        TakenStep taken = next_step(t, train);         // t.stop: somebody wants to
         StepLog& log = taken.log;
-        log.mfu = 1e3 * plan.flops() / peak / log.ms["step"], log.resident = on_gpu ? -1 : resident_memory();
-        run.log(log);                                  // before the save, so that a checkpoint never misses its line
+        log.mfu = 1e3 * r.plan.flops() / r.peak / log.ms["step"], log.resident = on_gpu ? -1 : resident_memory();
+        if (folder) folder->log(log);                  // before the save, so that a checkpoint never misses its line
         const std::string statistics = t.stats.due() ? to_json(t.stats.log(t.device, t.step)) : "";
-        run.stats(statistics);
-        if (const std::string why = box.see(taken); !why.empty())
+        if (folder) folder->stats(statistics);
+        if (const std::string why = box.see(taken); folder && !why.empty())
             std::printf("spike   step %ld: %s; see %s\n", t.step, why.c_str(),
-                        box.write(why, taken, logprobs_of(t), tokenizer, statistics).c_str());
+                        box.write(why, taken, logprobs_of(t), r.tokenizer, statistics).c_str());
         if (log.skipped.starts_with("not finite") && c.nonfinite == "stop")
             fail("step " + std::to_string(t.step) + ": loss " + std::to_string(log.loss) + ", gradient norm " +
                  std::to_string(log.grad_norm) + ": " + log.skipped +
                  " came first; nothing was updated or saved; try a smaller --lr");
-        stop = interrupted || run.stop_requested();
-        if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || stop)
-            std::printf("saved %s\n", save(t, corpus, tokenizer, run.path()).c_str());
-        if (std::exchange(t.device.watch, nullptr) && (stop || t.step == last))
-            run.trace(trace_json({&trace}), trace_html({&trace}, plan.step));
+        if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || t.stop) {
+            const std::string saved = save(t, r.corpus, r.tokenizer, c.out);
+            if (folder) std::printf("saved %s\n", saved.c_str());
+        }
+        if (std::exchange(t.device.watch, nullptr) && (t.stop || t.step == last) && folder)
+            folder->trace(trace_json({&trace}), trace_html({&trace}, r.plan.step));
         const bool evaluated = due(c.eval_every) && val.windows() > 0;
         if (evaluated) {                               // after the save: whatever happens here, the run is on the disk
-            log.val_loss = evaluate(t.context, t.weights, t.rows, val, c.batch, Progress{"evaluating"});
-            run.log(log);
+            const LossSum mine = evaluate(t.context, t.weights, t.rows, val, t.share(),
+                                          Progress{"evaluating", 0, folder != nullptr});
+            const auto [total, count] = t.agree({mine.total, double(mine.count)}, "evaluation");
+            log.val_loss = LossSum{total, long(count)}.mean();
+            if (folder) folder->log(log);
         }
-        if (t.step == 1 || due(c.log_every) || evaluated || !log.skipped.empty())
+        if (folder && (t.step == 1 || due(c.log_every) || evaluated || !log.skipped.empty()))
             std::printf("%s\n", log_line(log, c.steps).c_str());
         else progress(t.step, c.steps);
-        if (due(c.sample_every) && tokenizer.has_text()) {
+        if (due(c.sample_every) && r.tokenizer.has_text()) {   // all ranks write it, as all have a part of the weights
             const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
             Generator<T> generator(t.context, t.weights, c.seq);
             const std::string prompt = c.prompt.empty() ? "\n" : c.prompt;   // in the middle of a file, not at its head
-            const std::string text = sample(generator, tokenizer, prompt, c.tokens, how, [](const std::string&) {});
-            std::printf("---- sample after step %ld ----\n", t.step);
-            show_text(text + "\n----\n");
-            run.sample(t.step, text);
+            const std::string text = sample(generator, r.tokenizer, prompt, c.tokens, how, [](const std::string&) {});
+            if (folder) std::printf("---- sample after step %ld ----\n", t.step), show_text(text + "\n----\n");
+            if (folder) folder->sample(t.step, text);
         }
-        if (evaluated || stop || t.step == c.steps || seconds_since(drawn) > pause) {
+        if (folder && (evaluated || t.stop || t.step == c.steps || seconds_since(drawn) > pause)) {
             drawn = Clock::now();
-            run.write_html();
+            folder->write_html();
             pause = std::max(1.0, 100 * seconds_since(drawn));
         }
         std::fflush(stdout);
     }
 }
 
+// One rank of a run, from its memory to its last step.
+template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
+    const Config& c = r.config;
+    Arena arena(r.plan.peak);
+    Trainer<T> t(c, r.params, arena, rank);
+    if (c.model_is_folder) t.brought = files_beside_weights(c.model);
+    if (!r.from.checkpoint.empty()) resume(t, r.corpus, r.from.checkpoint);
+    else if (c.model_is_folder) t.optimizer.load(t.device, c.model);
+    else t.optimizer.initialise(t.device, uint64_t(c.seed));
+    if (c.replay > 0) return replay(t, r.corpus, r.tokenizer, next_step<T>);
+
+    t.meet();                                          // nothing of the run is changed before all ranks got this far
+    std::optional<RunFolder> folder;
+    if (t.comm.first()) {
+        folder.emplace(c.out, r.from.run.empty() ? -1 : t.step);
+        folder->write_config(to_toml(c));
+        folder->write_run_json(run_facts(t, r.corpus, r.plan, r.peak));
+        if (const long later = r.from.run.empty() ? 0 : discard_after(r.from.run, t.step))   // after all that can fail
+            std::printf("resume  from step %ld: %ld later checkpoints of this run are removed\n", t.step, later);
+        std::printf("lr      %s from %.1e to %.1e over %ld steps, %ld of warm-up%s\n", c.schedule.c_str(), c.lr,
+                    c.schedule == "constant" ? c.lr : c.min_lr, c.steps, c.warmup,
+                    t.step ? ("; on this curve from step " + std::to_string(t.step) + " on").c_str() : "");
+        std::printf("run     %s%s\n\n%s\n", folder->path().c_str(),
+                    r.from.checkpoint.empty() ? "" : (", resumed from " + r.from.checkpoint).c_str(),
+                    log_header().c_str());
+    }
+    t.meet();
+    loop(t, r, folder ? &*folder : nullptr);
+    if (folder)
+        std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < c.steps ? "stopped" : "done",
+                    t.step, seconds_since(r.begin), folder->path().c_str());
+    return 0;
+}
+
 template <class T> int train(Config config, const Resume& from) {
     const auto begin = Clock::now();
-    const Tokenizer tokenizer = load_tokenizer(config.tokenizer, config.shape.vocab);
+    Tokenizer tokenizer = load_tokenizer(config.tokenizer, config.shape.vocab);
     set_vocab(config, tokenizer.vocab());
-    const Params params(config.shape);
+    Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
     std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n",
                 config.shape.family.c_str(), config.shape.layers, config.shape.dim, config.shape.heads,
                 config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());
-    std::printf("device  %s, %d threads, matrix products by %s\n", device_name(0).c_str(), default_team(),
-                Matmul::engine().c_str());
+    const int ranks = int(config.ranks), team = std::max(1, default_team() / ranks);
+    std::printf("device  %s, %d threads%s, matrix products by %s\n", device_name(0).c_str(), team,
+                ranks > 1 ? concat(" for each of ", ranks, " ranks").c_str() : "", Matmul::engine().c_str());
     const size_t available = memory_there();
-    const Plan plan = plan_of<T>(config, params, available);
-    std::printf("memory  %.1f MB planned, %.1f MB available\n", double(plan.peak) / 1e6, double(available) / 1e6);
-    require_memory(plan.peak);
-    const Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq, default_team());
+    Plan plan = plan_of<T>(config, params, available / size_t(ranks));
+    std::printf("memory  %.1f MB planned, %.1f MB available\n", double(plan.peak * size_t(ranks)) / 1e6,
+                double(available) / 1e6);
+    require_memory(plan.peak * size_t(ranks));
+    Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq, default_team());
     std::printf("data    %s\n", corpus.describe().c_str());
     if (config.epochs > 0) {
         const long windows = Loader(corpus.train, config.seq, uint64_t(config.seed)).windows();
         const double steps = config.epochs * double(windows * config.seq) / double(config.tokens_per_step);
         set_steps(config, std::max(1L, long(std::ceil(steps))));
     }
-
     Device measured;
     const double peak = measured_peak<T>(measured, plan.flops() * double(config.steps));
-    Arena arena(plan.peak);
-    Trainer<T> t(config, params, arena);
-    if (config.model_is_folder) t.brought = files_beside_weights(config.model);
-    if (!from.checkpoint.empty()) resume(t, corpus, from.checkpoint);
-    else if (config.model_is_folder) t.optimizer.load(t.device, config.model);
-    else t.optimizer.initialise(t.device, uint64_t(config.seed));
-
-    if (config.replay > 0) return replay(t, corpus, tokenizer, next_step<T>);
-    RunFolder run(config.out, from.run.empty() ? -1 : t.step);
-    run.write_config(to_toml(config));
-    run.write_run_json(run_facts(t, corpus, plan, peak));
-    if (const long later = from.run.empty() ? 0 : discard_after(from.run, t.step))   // after all that can fail
-        std::printf("resume  from step %ld: %ld later checkpoints of this run are removed\n", t.step, later);
-    std::printf("lr      %s from %.1e to %.1e over %ld steps, %ld of warm-up%s\n", config.schedule.c_str(), config.lr,
-                config.schedule == "constant" ? config.lr : config.min_lr, config.steps, config.warmup,
-                t.step ? ("; on this curve from step " + std::to_string(t.step) + " on").c_str() : "");
-    std::printf("run     %s%s\n\n", run.path().c_str(),
-                from.checkpoint.empty() ? "" : (", resumed from " + from.checkpoint).c_str());
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);
-    loop(t, plan, corpus, tokenizer, run, peak);
-    std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < config.steps ? "stopped" : "done",
-                t.step, seconds_since(begin), run.path().c_str());
-    return 0;
+    const Run<T> run{std::move(config), from, std::move(tokenizer), std::move(params), std::move(plan),
+                     std::move(corpus), peak, begin};
+    ThreadWorld world;
+    std::vector<int> status(size_t(ranks), 0);
+    run_threads(world, ranks, [&](int rank) {
+        const Mesh mesh = mesh_of(run.config, rank);
+        ThreadEngine engine(world, mesh, Device{.team = team});
+        status[size_t(rank)] = train_rank(run, {mesh, &engine, team});
+    });
+    return status[0];
 }
 
 // ---- the command line -----------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 // trainer.h - what one rank holds while it trains, and how that goes to disk and comes back.
-// Copy with: stats.h, checkpoint.h, config.h, dataloader.h and what they name
+// Copy with: stats.h, zero.h, fsdp.h, checkpoint.h, config.h, dataloader.h and what they name
 // Made twice: with a dry arena, to learn how much memory the run will take, and then with that much. The step itself
 // stands in train_gpt.cu.
 #pragma once
 #include "checkpoint.h"
 #include "config.h"
 #include "dataloader.h"
+#include "fsdp.h"
 #include "stats.h"
+#include "zero.h"
+#include <memory>
 
 namespace baretrain {
 
@@ -14,20 +17,50 @@ inline Recompute recompute_of(const std::string& word) {
     return word == "full" ? Recompute::full : word == "selective" ? Recompute::selective : Recompute::none;
 }
 
+// Who a rank is, and how it reaches the others. Without an engine: alone, or dry.
+struct Rank {
+    Mesh mesh = {};
+    Engine* engine = nullptr;
+    int team = default_team();
+};
+
+// Data-parallel ranks, as `--shard` and `--replicate` cut them.
+inline Mesh mesh_of(const Config& c, int rank = 0) {
+    Mesh mesh{{}, rank};
+    const int replicas = int(c.shard == "none" ? c.ranks : c.replicate);
+    mesh.sizes = {1, replicas, int(c.ranks) / replicas, 1, 1};
+    return mesh;
+}
+
+template <class T>
+std::unique_ptr<WeightStore<T>> make_weights(const Config& c, Arena& arena, const Params& params, Comm& comm) {
+    if (c.shard != "fsdp") return std::make_unique<WholeWeights<T>>(arena, params, comm);
+    const FsdpOptions options{.prefetch = int(c.prefetch), .reshard = c.reshard_after_forward};
+    return std::make_unique<ShardedWeights<T>>(arena, params, comm, options);
+}
+template <class G>
+std::unique_ptr<GradStore<G>> make_grads(const Config& c, Arena& arena, const Params& params, Comm& comm) {
+    if (c.shard == "zero2" || c.shard == "fsdp") return std::make_unique<ScatteredGrads<G>>(arena, params, comm);
+    return std::make_unique<SummedGrads<G>>(arena, params, comm);
+}
+
 template <class T> struct Trainer {
     using R = Real<T>;
     const Config& config;
     const Params& params;
     Device device;
+    Comm comm;
     Matmul matmul;
     Arena& arena;
-    WholeWeights<T> weights;
-    WholeGrads<R> grads;
+    const std::unique_ptr<WeightStore<T>> weight_store;
+    const std::unique_ptr<GradStore<R>> grad_store;
+    WeightStore<T>& weights;
+    GradStore<R>& grads;
     Optimizer<T> optimizer;
 
     RowBuffers rows;
     View<R> rope, logprobs;                            // (seq, D); (micro-batches, N)
-    View<double> squares, loss_squares;                // parts of sums of squares: gradients, unit after unit; logprobs
+    View<double> squares, norm, control;               // parts of a sum of squares, unit after unit; the sum; agree()
     View<StepState> state;
     Stats<T> stats;
     View<R> final_stats;                               // (N, 2)
@@ -36,19 +69,22 @@ template <class T> struct Trainer {
     std::vector<BlockActs<T>> acts;
     Context<T> context;
 
-    long step = 0, position = 0, tokens = 0;           // steps taken, windows read, tokens trained
+    long step = 0, position = 0, tokens = 0;           // steps taken, windows read, tokens trained: by all ranks
+    bool stop = false;                                 // wished here before a step, and after it by anybody
     std::map<std::string, std::string> brought;        // files of --model DIR, for its checkpoints
 
-    Trainer(const Config& config, const Params& params, Arena& arena)
-        : config(config), params(params), device{.dry = arena.dry()}, matmul(device), arena(arena),
-          weights(arena.part("weights"), params, &device), grads(arena.part("gradients"), params, &device),
-          optimizer(arena.part("optimizer"), params, weights, config.master != "none"),
+    Trainer(const Config& config, const Params& params, Arena& arena, const Rank& rank = {})
+        : config(config), params(params), device{.team = rank.team, .dry = arena.dry()},
+          comm(device, rank.mesh, rank.engine, config.check_collectives), matmul(device), arena(arena),
+          weight_store(make_weights<T>(config, arena.part("weights"), params, comm)),
+          grad_store(make_grads<R>(config, arena.part("gradients"), params, comm)), weights(*weight_store),
+          grads(*grad_store), optimizer(arena.part("optimizer"), params, weights, config.master != "none"),
           rows(arena.part("step"), params.shape(), micro_rows(), config.seq),
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
           logprobs(arena.take<R>(micro_batches(), micro_rows())),
-          squares(arena.take<double>(1, gradient_parts())),
-          loss_squares(arena.take<double>(1, square_parts(logprobs.count()))), state(arena.take<StepState>(1, 1)),
-          stats(arena, params, micro_rows(), config.stats),
+          squares(arena.take<double>(1, gradient_parts())), norm(arena.take<double>(1, 1)),
+          control(arena.take<double>(1, 2)), state(arena.take<StepState>(1, 1)),
+          stats(arena, params, comm, micro_rows(), config.stats),
           final_stats(arena.part("activations").take<R>(micro_rows(), 2)),
           embedded(arena.take<T>(micro_rows(), config.shape.dim)),
           final(arena.take<T>(micro_rows(), config.shape.dim)),
@@ -59,13 +95,22 @@ template <class T> struct Trainer {
         fill_rope(device, rope, rope_frequencies(config.shape));
     }
     long micro_rows() const { return config.batch * config.seq; }
-    long micro_batches() const { return config.tokens_per_step / micro_rows(); }
+    long micro_batches() const { return config.tokens_per_step / (micro_rows() * comm.mesh.dp()); }
+    RankShare share() const { return {config.batch, comm.mesh.dp_rank(), comm.mesh.dp()}; }
     long gradient_parts() const {
         long parts = 0;
-        for (int u = 0; u < params.units(); ++u) parts += square_parts(params.unit_size(u));
+        for (int u = 0; u < params.units(); ++u) parts += square_parts(weights.owns(u).count);
         return parts;
     }
     View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
+    // Of all data-parallel ranks: the sums of two numbers.
+    std::array<double, 2> agree(std::array<double, 2> mine, const char* what) {
+        copy_bytes(device, control.data, mine.data(), sizeof mine);
+        comm.sum_dp(control, {what});
+        copy_bytes(device, mine.data(), control.data, sizeof mine);
+        return mine;
+    }
+    void meet() { comm.meet(control.col_range(0, 1)); }
 };
 
 // Log-probabilities of the targets of the last step, one micro-batch behind the other.
@@ -76,19 +121,31 @@ template <class T> std::vector<double> logprobs_of(Trainer<T>& t) {
 }
 
 // What was not finite first, for the person who has to find out why: the first weight in the order of the table, else
-// the first gradient in the order of the backward pass. Weights or gradients are as the skipped step left them.
+// the first gradient in the order of the backward pass. Weights or gradients are as the skipped step left them. All
+// ranks ask together: each looks at what it owns.
 template <class T> std::string first_not_finite(Trainer<T>& t) {
-    const auto finite = [&](auto* from, const Param& p) {
-        std::vector<std::remove_cvref_t<decltype(*from)>> host(static_cast<size_t>(p.count()));
-        copy_bytes(t.device, host.data(), from + p.offset, host.size() * sizeof(host[0]));
+    const auto finite = [&](const auto& part, const Param& p) {
+        const Range r = p.range().both(part.range);
+        std::vector<std::remove_cvref_t<decltype(*part.data.data)>> host(static_cast<size_t>(r.count));
+        copy_bytes(t.device, host.data(), part.data.data + (r.first - part.range.first), host.size() * sizeof(host[0]));
         return std::all_of(host.begin(), host.end(), [](auto x) { return std::isfinite(double(x)); });
     };
     const std::vector<Param>& rows = t.params.rows();
-    for (const Param& p : rows)
-        if (!finite(t.weights.owned(p.unit).data, p)) return p.name;
-    for (auto p = rows.rbegin(); p != rows.rend(); ++p)
-        if (!finite(t.grads.owned(p->unit).data, *p)) return "the gradient of " + p->name;
-    return "the loss";
+    const auto weights = owned_units(t.params, t.weights);
+    const auto grads = owned_parts<Real<T>>(t.params, t.weights, t.grads);
+    double bad = 0;                                    // the higher the sooner; 0: all is finite
+    for (size_t i = 0; i < rows.size(); ++i) {
+        if (!finite(grads[size_t(rows[i].unit)], rows[i])) bad = std::max(bad, double(i + 1));
+        if (!finite(weights[size_t(rows[i].unit)], rows[i])) bad = std::max(bad, double(2 * rows.size() - i));
+    }
+    const View<double> most = t.control.col_range(0, 1);
+    copy_bytes(t.device, most.data, &bad, sizeof bad);
+    t.comm.await(t.comm.max(Axis::dp_shard, most, {"control"}));
+    copy_bytes(t.device, &bad, most.data, sizeof bad);
+    const size_t place = size_t(bad);
+    return place > rows.size() ? rows[2 * rows.size() - place].name
+           : place             ? "the gradient of " + rows[place - 1].name
+                               : "the loss";
 }
 
 // ---- files ----------------------------------------------------------------------------------------------------------
@@ -104,6 +161,9 @@ inline std::map<std::string, std::string> identity(const Config& c, const Corpus
 
 template <class T>
 std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, const std::string& run) {
+    if (t.comm.size(Axis::dp_shard) > 1) fail("a checkpoint of sharded ranks is not built yet");
+    t.meet();
+    if (!t.comm.first()) return "";
     CheckpointParts parts;
     const std::string dtype = t.config.dtype == "bf16" ? "bfloat16" : t.config.dtype == "fp64" ? "float64" : "float32";
     const bool fits = t.config.tokenizer == t.config.model || !tokenizer.has_text();

@@ -91,6 +91,20 @@ inline Table training_keys(Config& c) {
     }}};
 }
 
+inline Table layout_keys(Config& c) {
+    return {{"layout", {
+        {"ranks", &c.ranks, {1, 4096}, train, often, "threads that share the work; under mpirun: its processes"},
+        {"shard", &c.shard, {.words = {"none", "zero1", "zero2", "fsdp"}}, train, often,
+         "what each rank holds a part of: nothing; optimizer; and gradients; and weights"},
+        {"replicate", &c.replicate, {1, 4096}, train, often, "copies of the shards, each on ranks / copies ranks"},
+        {"prefetch", &c.prefetch, {0, 2}, train, seldom, "fsdp: units gathered ahead of the one at work"},
+        {"reshard-after-forward", &c.reshard_after_forward, any, train, seldom,
+         "fsdp: let blocks go after the forward pass, and gather them again; false: keep them"},
+        {"check-collectives", &c.check_collectives, any, train, seldom,
+         "before each collective compare it between ranks; on in checked builds"},
+    }}};
+}
+
 inline Table run_keys(Config& c) {
     const unsigned both = train | generate;
     return {{"run", {
@@ -134,7 +148,7 @@ inline Table run_keys(Config& c) {
 
 inline Table table(Config& c) {
     Table all = training_keys(c);
-    for (auto& group : run_keys(c)) all.push_back(group);
+    for (auto& groups : {layout_keys(c), run_keys(c)}) all.insert(all.end(), groups.begin(), groups.end());
     return all;
 }
 
@@ -150,19 +164,13 @@ inline constexpr Later later_keys[] = {
     {"fp8", "off", "tensorwise, rowwise"},
     {"fp8-skip-ends", "false", "keep the first and last block out of FP8"},
     {"moments", "fp32", "bf16"},
-    {"ranks", "1", "threads or GPUs of this process"},
-    {"shard", "none", "zero1, zero2, fsdp"},
-    {"replicate", "1", "replicas of the shards"},
     {"tp", "1", "ranks that split each matrix"},
     {"sp", "false", "split the sequence between the matrices too"},
     {"cp", "1", "ranks that split each sequence"},
     {"pp", "1", "pipeline stages"},
     {"ep", "1", "ranks that split the experts"},
-    {"prefetch", "1", "units gathered ahead"},
-    {"reshard-after-forward", "true", "gather again for the backward pass"},
     {"gather-dtype", "", "dtype of gathered weights"},
     {"reduce-dtype", "fp32", "dtype of reduced gradients"},
-    {"check-collectives", "false", "compare every call across ranks"},
     {"lora-rank", "0", "rank of the adapters"},
     {"lora-alpha", "", "scale of the adapters, times rank"},
     {"lora-targets", "", "matrices with an adapter"},

@@ -102,7 +102,7 @@ inline void device_free(void* p, [[maybe_unused]] size_t bytes) {
 #endif
 }
 inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
-inline void device_zero(void* p, size_t bytes, cudaStream_t) { std::memset(p, 0, bytes); }
+inline void device_fill(void* p, int byte, size_t bytes, cudaStream_t) { std::memset(p, byte, bytes); }
 inline void device_wait(cudaStream_t) {}
 
 }  // namespace baretrain

@@ -59,6 +59,8 @@ inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t s
     check(cudaStreamSynchronize(stream));
 }
 inline void device_wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream)); }
-inline void device_zero(void* p, size_t bytes, cudaStream_t stream) { check(cudaMemsetAsync(p, 0, bytes, stream)); }
+inline void device_fill(void* p, int byte, size_t bytes, cudaStream_t stream) {
+    check(cudaMemsetAsync(p, byte, bytes, stream));
+}
 
 }  // namespace baretrain

@@ -11,6 +11,12 @@ namespace baretrain {
 
 using Where = std::source_location;
 
+#if defined(BT_CHECKED)
+inline constexpr bool checked_build = true;            // make DEBUG=1
+#else
+inline constexpr bool checked_build = false;
+#endif
+
 // A message may quote what a file or a flag says: a control character in it becomes a space, so that it is one line.
 struct Error : std::runtime_error {
     explicit Error(const std::string& message) : std::runtime_error(one_line(message)) {}

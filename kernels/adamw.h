@@ -14,21 +14,20 @@ struct StepState {
     double lr, beta1, beta2, eps, decay;               // of this step
     double correct1, correct2;                         // 1 - beta^t; steps that were skipped count
     double max_norm;                                   // clip the gradient to this norm; 0: never
+    double loss;                                       // sum of the step, only to be finite
     double norm, scale;                                // by decide(): norm before clipping, factor for the gradient
     int skip;                                          // by decide(): 1 if norm or loss is not finite or trained is 0
     long trained;                                      // trained tokens of the step; 0: weights and moments stay put
     uint64_t seed, step;                               // of the random numbers that round
 };
 
-// Norm, clip scale and skip from the parts of two sums of squares: of gradients, and of log-probabilities, which only
-// have to be finite. One thread: the parts are added in order.
-template <class P> __global__ void decide_kernel(StepState* s, const P* parts, long n, const P* loss_parts, long l) {
+// Norm, clip scale and skip, from the parts of the sum of squares of the gradient. One thread: they are added in order.
+template <class P> __global__ void decide_kernel(StepState* s, const P* parts, long n) {
     if (threadIdx.x) return;
-    double sum = 0, loss = 0;
+    double sum = 0;
     for (long i = 0; i < n; ++i) sum += parts[i];
-    for (long i = 0; i < l; ++i) loss += loss_parts[i];
     s->norm = sqrt(sum);
-    s->skip = s->trained == 0 || !(s->norm <= 1.7e308) || !(loss <= 1.7e308);   // infinity and NaN
+    s->skip = s->trained == 0 || !(s->norm <= 1.7e308) || !(s->loss <= 1.7e308);   // infinity and NaN
     s->scale = s->max_norm > 0 && s->norm > s->max_norm ? s->max_norm / s->norm : 1;
 }
 
@@ -124,8 +123,8 @@ template <class T> __global__ void adamw_square_parts_kernel(double* parts, Adam
         for (long k = 0; k < adamw_squares; ++k) parts[blockIdx.x * adamw_squares + k] = sums[k];
 }
 
-inline void decide(Device& d, View<StepState> s, View<const double> parts, View<const double> loss_parts = {}) {
-    launch(d, {1, 32}, decide_kernel<double>, s.data, parts.data, parts.count(), loss_parts.data, loss_parts.count());
+inline void decide(Device& d, View<StepState> s, View<const double> parts) {
+    launch(d, {1, 32}, decide_kernel<double>, s.data, parts.data, parts.count());
 }
 
 // Master (where there is one), m, v and w of the span are overwritten, unless the step is skipped.

@@ -27,7 +27,8 @@ template <class T> struct Model {
     Arena arena{size_t(8) << 20};
     Device device{.team = 1};                          // models this small are slower with more
     Matmul matmul{device};
-    WholeWeights<T> weights{arena, params};
+    Comm alone{device};
+    WholeWeights<T> weights{arena, params, alone};
     View<Real<T>> rope;
     Context<T> context;
     Reference truth;
@@ -253,9 +254,18 @@ TEST_CASE("A8: evaluation is the mean over all windows, whatever the batch, and 
         RowBuffers rows(m.arena, m.params.shape(), batch * 8, 8);
         long calls = 0;
         const auto count = [&](long, long total) { calls += total == 7; };
-        const double loss = evaluate(m.context, m.weights, rows, data, batch, count);
-        CHECK(loss == doctest::Approx(sum / 56).epsilon(1e-12));
+        const LossSum loss = evaluate(m.context, m.weights, rows, data, {batch}, count);
+        CHECK(loss.mean() == doctest::Approx(sum / 56).epsilon(1e-12));
+        CHECK(loss.count == 56);
         CHECK(calls == (6 + batch) / batch);
+        LossSum shares;                                // three ranks: each window once, each rank as many batches
+        for (long rank = 0; rank < 3; ++rank) {
+            const LossSum share = evaluate(m.context, m.weights, rows, data, {batch, rank, 3}, count);
+            shares.total += share.total, shares.count += share.count;
+        }
+        CHECK(shares.mean() == doctest::Approx(sum / 56).epsilon(1e-12));
+        CHECK(shares.count == 56);
+        CHECK(calls == (6 + batch) / batch + 3 * ((6 + 3 * batch) / (3 * batch)));
     }
 }
 

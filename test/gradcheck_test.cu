@@ -1,5 +1,6 @@
 // gradcheck_test.cu - every operation passes, and what is wrong is seen: a check that can't fail proves nothing.
 #include "gradcheck.h"
+#include "zero.h"
 #include "test/harness.h"
 #include <set>
 
@@ -32,9 +33,10 @@ double error_of(const std::function<void(View<double> dx)>& wrong, double input 
 struct Squares {
     Params params{gradcheck_models()[1]};
     Arena arena{size_t(1) << 20};
-    WholeWeights<double> weights{arena, params};
-    WholeGrads<double> grads{arena, params};
     Device d;
+    Comm alone{d};
+    WholeWeights<double> weights{arena, params, alone};
+    SummedGrads<double> grads{arena, params, alone};
     GradcheckRow check(const std::function<void(const Param&, View<double> g)>& wrong) {
         return gradcheck_parameters(d, params, weights, grads, [&] {
             for (const Param& p : params.rows()) {

@@ -1,5 +1,5 @@
 // lease_test.cu - leases: who writes first, and what happens when one is not handed back.
-#include "lease.h"
+#include "zero.h"
 #include "test/harness.h"
 
 using namespace baretrain;
@@ -15,8 +15,10 @@ ModelShape shape() {
 struct Stores {
     Params params{shape()};
     Arena arena{size_t(1) << 20};
-    WholeWeights<float> weights{arena, params};
-    WholeGrads<double> grads{arena, params};
+    Device device;
+    Comm alone{device};
+    WholeWeights<float> weights{arena, params, alone};
+    SummedGrads<double> grads{arena, params, alone};
 };
 
 // The message of the Error that body throws; "" when it throws none.
@@ -37,8 +39,10 @@ struct Counting final : WeightStore<float> {
     std::vector<int> let_go_of;
     Counting(Arena& arena, const Params& params)
         : WeightStore<float>(params), units(take_units<float>(arena, params)) {}
+    Range owns(int unit) const override { return {0, units[size_t(unit)].count()}; }
     View<float> owned(int unit) override { return units[size_t(unit)]; }
     void publish(int) override {}
+    void finish() override {}
     View<float> whole(int unit) override { return units[size_t(unit)]; }
     void let_go(int unit) override { let_go_of.push_back(unit); }
 };
@@ -128,7 +132,7 @@ TEST_CASE("in each step the first writer of a unit overwrites and all later ones
         return write;
     };
     for (int step = 0; step < 3; ++step) {
-        s.grads.begin_step();
+        s.grads.begin_step(4);
         CHECK(next(1) == Write::over);
         CHECK(next(1) == Write::add);
         CHECK(next(0) == Write::over);                 // opened later than unit 1, but for the first time
