@@ -6,9 +6,9 @@
 //   all_to_all  part r of `to` = the part of rank r's `from` that is mine                              (n-1)/n
 //   send, receive, broadcast                                      1, 0, 1 (by the rank that has it)
 // Bytes are those of a ring, of the payload padded to a multiple of n elements. Sums are taken in the order of ranks,
-// in float for bf16; there is no mean. Between start and await() nobody touches what is under way. All ranks of an axis
-// start and await the same calls in the same order. Without an engine a Comm is one rank alone, or a dry rank of any
-// mesh, for which calls only count. Engines: comm/threads.h, comm/mpi.h, comm/nccl.h.
+// in float for bf16; there is no mean. Between start and await() nobody touches what is under way; a call that is never
+// awaited is an error. All ranks of an axis start and await the same calls in the same order. Without an engine a Comm is
+// one rank alone, or a dry rank of any mesh, for which calls only count. Engines: comm/threads.h, comm/mpi.h, comm/nccl.h.
 #pragma once
 #include "memory.h"
 #include "mesh.h"
@@ -54,13 +54,17 @@ struct Call {
     long count;                                        // elements of a whole (gather, scatter, all_to_all: n parts)
     int peer;                                          // send, receive, broadcast: where on the axis
     Where where;
-    long time;                                         // of the trace, when it was started; else 0
+    long time;                                         // of the trace, when it was started; nobody looks: -1
     long bytes() const { return count * type_bytes[int(type)]; }
+    bool pair() const { return op == Op::send || op == Op::receive; }
     std::string text() const {
-        return concat(op_names[int(op)], " of ", count, " ", type_names[int(type)], " on ", axis_names[int(axis)], " (",
-                      where.file_name(), ":", where.line(), ")");
+        return concat(op_names[int(op)], " of ", count, " ", type_names[int(type)], " on ", axis_names[int(axis)],
+                      op == Op::broadcast ? concat(" from ", peer) : "", " (", where.file_name(), ":", where.line(), ")");
     }
 };
+[[noreturn]] inline void disagree(int rank, const std::string& call, int other, const std::string& others) {
+    fail("ranks disagree: rank ", rank, " is at ", call, ", rank ", other, " at ", others);
+}
 
 // Moves a rank's calls. A started call is known by its ticket. Any error of any rank ends every wait of every rank with
 // Aborted, in less than 10 seconds.
@@ -109,6 +113,11 @@ class Comm {
 public:
     explicit Comm(Device& device, const Mesh& mesh = {}, Engine* engine = nullptr, bool check = false)
         : mesh(mesh), device(device), engine_(engine), check_(check) {}
+    ~Comm() noexcept(false) {                          // like a lease, it only guards
+        if (!under_way_.empty() && std::uncaught_exceptions() == errors_)
+            fail(under_way_.begin()->second.text(), " was started, but never awaited");
+    }
+    Comm(const Comm&) = delete;
     const Mesh mesh;
     Device& device;
     Ledger ledger;                                     // of all calls so far; whoever reads it may clear it
@@ -123,13 +132,16 @@ public:
         return start(call<T>(a, Op::gather, whole, at, part.data), p);
     }
     template <class T> Pending scatter(Axis a, View<T> data, Purpose p, Where at = Where::current()) {
+        static_assert(sizeof(T) > 1, "bytes are no numbers");
         require(data.count() % size(a) == 0, "scatter: n equal parts", at);
         return start(call<T>(a, Op::scatter, data, at), p);
     }
     template <class T> Pending sum(Axis a, View<T> data, Purpose p, Where at = Where::current()) {
+        static_assert(sizeof(T) > 1, "bytes are no numbers");
         return start(call<T>(a, Op::sum, data, at), p);
     }
     template <class T> Pending max(Axis a, View<T> data, Purpose p, Where at = Where::current()) {
+        static_assert(sizeof(T) > 1, "bytes are no numbers");
         return start(call<T>(a, Op::max, data, at), p);
     }
     // to, from: (1, n * part), apart.
@@ -162,6 +174,8 @@ private:
     template <class T>
     Call call(Axis a, Op op, View<T> data, Where at, const void* from = nullptr, int peer = -1) const {
         require(data.dense(), "collective: rows without gaps", at);
+        require(peer < size(a) && (peer >= 0) == (op >= Op::send), "collective: a peer on the axis", at);
+        require(op == Op::broadcast || peer != mesh.at(a), "send, receive: to or from another rank", at);
         return {a, op, type_of<T>(), data.data, from, data.count(), peer, at, 0};
     }
     Pending start(Call c, Purpose p);
@@ -169,6 +183,9 @@ private:
     void copy_within(void* to, const void* from, long bytes) { copy_bytes(device, to, from, size_t(bytes)); }
     Engine* engine_;
     bool check_;
+    std::map<long, Call> under_way_;                   // by ticket
+    long tickets_ = 0;                                 // without an engine
+    int errors_ = std::uncaught_exceptions();
 };
 
 inline double milliseconds_since(std::chrono::steady_clock::time_point begin) {
@@ -178,15 +195,17 @@ inline double milliseconds_since(std::chrono::steady_clock::time_point begin) {
 // The one place that every call goes through.
 inline Pending Comm::start(Call c, Purpose p) {
     const int n = size(c.axis);
-    if (n == 1 || c.count == 0) return {};
+    if (n == 1) return {};
     const auto begin = std::chrono::steady_clock::now();
-    c.time = device.watch ? device.watch->now() : 0;
+    c.time = device.watch ? device.watch->now() : -1;
     if (check_ && engine_) compare(c);
+    if (c.count == 0) return {};
     LedgerRow& row = ledger[{c.axis, c.op, p.what}];
     const bool idle = c.op == Op::broadcast && c.peer != mesh.at(c.axis);   // who only receives sends nothing
     row.calls += 1, row.bytes += idle ? 0 : ring_bytes(c, n);
     traffic = std::max(traffic, c.bytes());
-    Pending pending{engine_ ? engine_->start(c) : 0, c, p};
+    const Pending pending{engine_ ? engine_->start(c) : ++tickets_, c, p};
+    under_way_[pending.ticket] = c;
     row.ms += milliseconds_since(begin);
     return pending;
 }
@@ -194,6 +213,7 @@ inline Pending Comm::start(Call c, Purpose p) {
 inline void Comm::await(Pending& p) {
     if (!p) return;
     const Call& c = p.call;
+    if (!under_way_.erase(p.ticket)) fail(c.text(), " is awaited a second time");
     const auto begin = std::chrono::steady_clock::now();
     const long latest = engine_ ? engine_->await(p.ticket) : c.time;
     ledger[{c.axis, c.op, p.purpose.what}].ms += milliseconds_since(begin);
@@ -207,7 +227,7 @@ inline void Comm::await(Pending& p) {
 inline void Comm::compare(const Call& c) {
     constexpr size_t width = 240;
     const int n = size(c.axis);
-    if (c.op == Op::send || c.op == Op::receive) return;   // two of the axis: the other ranks know nothing of it
+    if (c.pair()) return;                              // two of the axis: the other ranks know nothing of it
     std::string mine = c.text(), all(width * size_t(n), ' ');
     mine.resize(width, ' ');
     const Buffer from(mine.size()), to(all.size());
@@ -219,8 +239,7 @@ inline void Comm::compare(const Call& c) {
         std::string other = all.substr(size_t(i) * width, width);
         if (other == mine) continue;
         const auto trim = [](std::string s) { return s.substr(0, s.find_last_not_of(' ') + 1); };
-        fail("ranks disagree: rank ", mesh.rank, " is at ", trim(mine), ", rank ", mesh.peer(c.axis, i), " at ",
-             trim(other));
+        disagree(mesh.rank, trim(mine), mesh.peer(c.axis, i), trim(other));
     }
 }
 

@@ -1,14 +1,16 @@
 // threads.h - ranks as threads of one process, on a CPU or all on one GPU: each reads what its peers have lent.
-// Copy with: comm.h and what it names
-// Starting a call posts its pointers; awaiting it waits until all have posted, does this rank's part of the work, and
-// waits again until nobody reads the buffers any more. Every wait can be aborted. A part is summed by one rank, over
-// the ranks in their order: the bits do not depend on who comes first.
+// Copy with: comm/combine.h and what it names
+// Starting a call posts its pointers; awaiting it waits until all await it, does this rank's part of the work, and waits
+// again until nobody reads the buffers any more. A part is combined by one rank. A send is copied when it is started.
+// Every wait ends when a rank fails, or when all that have not ended wait: then nobody can go on, and each is named with
+// what it waits for. Nobody reads the buffers of a rank that is not inside await(): it may fail and free them.
 #pragma once
-#include "comm.h"
+#include "comm/combine.h"
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 #if defined(__linux__)
 #include <pthread.h>
@@ -16,36 +18,18 @@
 
 namespace baretrain {
 
-inline constexpr int most_threads = 64;                // ranks of one axis
-
-template <class T> struct Sources { const T* of[most_threads]; };
-
-// to = sum or maximum of n sources, in their order; one source: a copy. A block a span.
-template <class T> __global__ void combine_kernel(T* to, Sources<T> from, int n, long count, bool sum) {
-    const auto [begin, end] = block_span(count);
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        if constexpr (std::is_same_v<T, char>) to[i] = from.of[0][i];
-        else {
-            Real<T> x = Real<T>(from.of[0][i]);
-            for (int k = 1; k < n; ++k) {
-                const Real<T> y = Real<T>(from.of[k][i]);
-                x = sum ? x + y : y > x || y != y ? y : x;   // NaN stays
-            }
-            to[i] = T(x);
-        }
-    }
-}
-
 // What the ranks of a process share.
 class ThreadWorld {
 public:
     // A call on its way: the calls of those who take part, in the order of the axis.
     struct Round {
+        explicit Round(std::vector<int> ranks) : ranks(ranks), calls(ranks.size()), busy(ranks.size(), false) {}
         std::vector<int> ranks;
         std::vector<Call> calls;
-        std::vector<bool> posted;
-        int arrived = 0;
-        bool complete() const { return std::count(posted.begin(), posted.end(), false) == 0; }
+        std::vector<bool> busy;                        // reads what others have lent
+        Buffer sent;                                   // of a pair
+        int posted = 0, arrived = 0;
+        bool idle() const { return std::count(busy.begin(), busy.end(), true) == 0; }
     };
     struct Key {                                       // of a group: axis, its first rank; of a pair: from, to
         Axis axis;
@@ -53,142 +37,172 @@ public:
         auto operator<=>(const Key&) const = default;
     };
     // ranks: who takes part; place: whose call it is.
-    std::shared_ptr<Round> post(const Key& key, long number, const std::vector<int>& ranks, int place,
-                                const Call& call) {
+    std::shared_ptr<Round> post(const Key& key, long number, const std::vector<int>& ranks, size_t place,
+                                const Call& call, Buffer sent) {
         const std::lock_guard lock(mutex_);
+        if (!error_.empty()) throw Aborted(error_);
         std::shared_ptr<Round>& round = rounds_[{key, number}];
-        if (!round) round = std::make_shared<Round>(Round{ranks, std::vector<Call>(ranks.size()),
-                                                          std::vector<bool>(ranks.size(), false)});
-        round->calls[size_t(place)] = call, round->posted[size_t(place)] = true;
+        if (!round) round = std::make_shared<Round>(ranks);
         const std::shared_ptr<Round> mine = round;
-        if (mine->complete()) rounds_.erase({key, number});   // nobody else will look for it
-        changed_.notify_all();
+        mine->calls[place] = call;
+        if (call.op == Op::send) mine->sent = std::move(sent);
+        if (size_t(++mine->posted) == ranks.size()) rounds_.erase({key, number});   // nobody else will look for it
+        change();
         return mine;
     }
-    void wait_for_all(const Round& round, const Call& mine) {
+    void wait_for_all(const Round& round, size_t place) {
         std::unique_lock lock(mutex_);
-        wait(lock, [&] {
-            for (size_t i = 0; i < round.ranks.size(); ++i)
-                if (!round.posted[i] && ended_.count(round.ranks[i]) && error_.empty())
-                    error_ = concat("rank ", round.ranks[i], " has ended, but is waited for at ", mine.text());
-            return round.complete();
-        });
+        wait(lock, round, place, [&] { return size_t(round.posted) == round.ranks.size(); });
     }
-    // The stage-th time that all of the round meet, from 1.
-    void meet(Round& round, int stage) {
+    // The stage-th time that all of the round meet, from 1. Who goes on is busy, but for after the last one.
+    void meet(Round& round, size_t place, int stage, bool last = false) {
         std::unique_lock lock(mutex_);
-        ++round.arrived;
-        changed_.notify_all();
-        wait(lock, [&] { return round.arrived >= stage * int(round.ranks.size()); });
+        ++round.arrived, round.busy[place] = false;
+        change();
+        wait(lock, round, place, [&] { return round.arrived >= stage * int(round.ranks.size()); });
+        round.busy[place] = !last;
+    }
+    // Its work went wrong; what it has lent may still be read.
+    void give_up(Round& round, size_t place, const std::string& why) {
+        std::unique_lock lock(mutex_);
+        if (error_.empty()) error_ = concat("rank ", round.ranks[place], ": ", why);
+        round.busy[place] = false;
+        change();
+        changed_.wait(lock, [&] { return round.idle(); });
     }
     void abort(const std::string& why) noexcept {
         const std::lock_guard lock(mutex_);
         if (error_.empty()) error_ = why;
-        changed_.notify_all();
+        change();
     }
+    void begin(int ranks) { ranks_ = size_t(ranks); }
     // A rank that has ended takes part in nothing any more.
     void leave(int rank) {
         const std::lock_guard lock(mutex_);
         ended_.insert(rank);
-        changed_.notify_all();
+        change();
     }
     std::string error() const {
         const std::lock_guard lock(mutex_);
         return error_;
     }
 private:
-    template <class Ready> void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
-        changed_.wait(lock, [&] { return ready() || !error_.empty(); });
-        if (ready()) return;
+    void change() {                                    // who waits looks again, and says so again
+        waiting_.clear();
         changed_.notify_all();
+    }
+    template <class Ready>
+    void wait(std::unique_lock<std::mutex>& lock, const Round& round, size_t place, Ready ready) {
+        while (!ready() && error_.empty()) {
+            waiting_[round.ranks[place]] = &round.calls[place];
+            if (waiting_.size() + ended_.size() < ranks_) changed_.wait(lock);
+            else error_ = stuck(), change();
+        }
+        if (error_.empty()) return;
+        changed_.wait(lock, [&] { return round.idle(); });   // what this rank has lent may be freed now
         throw Aborted(error_);
+    }
+    std::string stuck() const {
+        std::string all = "ranks wait for what will never come:";
+        for (const auto& [rank, call] : waiting_) all += concat(" rank ", rank, " at ", call->text(), ",");
+        for (const int rank : ended_) all += concat(" rank ", rank, " has ended,");
+        all.pop_back();
+        return all;
     }
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::map<std::pair<Key, long>, std::shared_ptr<Round>> rounds_;
-    std::string error_;
+    std::map<int, const Call*> waiting_;               // since the last change
     std::set<int> ended_;
+    size_t ranks_ = 0;
+    std::string error_;
 };
 
 class ThreadEngine final : public Engine {
 public:
     ThreadEngine(ThreadWorld& world, const Mesh& mesh, const Device& device)
-        : world_(world), mesh_(mesh), device_(device) { device_.watch = nullptr; }
-
+        : world_(world), mesh_(mesh), device_(device) {
+        device_.watch = nullptr;
+        for (Axis a : all_axes) require(mesh.size(a) <= most_combined, "threads: ranks of an axis");
+    }
     long start(const Call& c) override {
         wait(device_);                                 // on a GPU: what is lent has been computed
-        const bool sends = c.op == Op::send, pair = sends || c.op == Op::receive;
-        const int me = mesh_.rank, other = pair ? mesh_.peer(c.axis, c.peer) : -1;
-        const std::vector<int> ranks = !pair ? mesh_.group(c.axis) : sends ? std::vector{me, other} : std::vector{other, me};
-        const ThreadWorld::Key key{c.axis, ranks[0], pair ? ranks[1] : -1};
-        const int place = pair ? !sends : mesh_.at(c.axis);
-        under_way_[++tickets_] = {world_.post(key, next_[key]++, ranks, place, c), c, place};
+        const int me = mesh_.rank, other = c.pair() ? mesh_.peer(c.axis, c.peer) : -1;
+        const int from = c.op == Op::send ? me : other, to = c.op == Op::send ? other : me;
+        const std::vector<int> ranks = c.pair() ? std::vector{from, to} : mesh_.group(c.axis);
+        const ThreadWorld::Key key{c.axis, ranks[0], c.pair() ? to : -1};
+        const size_t place = c.pair() ? c.op == Op::receive : size_t(mesh_.at(c.axis));
+        Buffer sent(c.op == Op::send ? size_t(c.bytes()) : 0);
+        copy_bytes(device_, sent.data(), c.data, sent.bytes());
+        under_way_[++tickets_] = {world_.post(key, next_[key]++, ranks, place, c, std::move(sent)), place};
         return tickets_;
     }
-
     long await(long ticket) override {
-        const auto found = under_way_.find(ticket);
-        require(found != under_way_.end(), "await: a call that was started and not yet awaited");
-        const Mine mine = found->second;
-        under_way_.erase(found);
-        world_.wait_for_all(*mine.round, mine.call);
-        long latest = 0;
-        for (const Call& c : mine.round->calls) latest = std::max(latest, c.time);
-        with_type(mine.call.type, [&](auto type) { work<decltype(type)>(mine); });
-        return latest;
+        const Mine mine = under_way_.at(ticket);
+        under_way_.erase(ticket);
+        const Call& c = mine.round->calls[mine.place];
+        if (c.op == Op::send) return c.time;
+        if (c.op == Op::receive) world_.wait_for_all(*mine.round, mine.place);
+        else world_.meet(*mine.round, mine.place, 1);
+        try {
+            const long latest = compare(mine, c);
+            with_type(c.type, [&](auto type) { work<decltype(type)>(mine, c); });
+            return latest;
+        } catch (const std::exception& e) {
+            world_.give_up(*mine.round, mine.place, e.what());
+            throw;
+        }
     }
     void abort(const std::string& why) noexcept override { world_.abort(why); }
 private:
     struct Mine {
         std::shared_ptr<ThreadWorld::Round> round;
-        Call call;
-        int place;                                     // among those who take part
+        size_t place;                                  // among those who take part
     };
-    template <class T> void work(const Mine& m) {
-        const std::vector<Call>& all = m.round->calls;
-        const Call& c = m.call;
-        const int n = int(all.size());
-        const long part = part_of(c.count, n), first = std::min(m.place * part, c.count);
-        const long mine = std::min(part, c.count - first);
+    // All mean the same call; the time of the latest.
+    long compare(const Mine& m, const Call& c) const {
+        long latest = c.time;
+        for (size_t i = 0; i < m.round->calls.size(); ++i) {
+            const Call& other = m.round->calls[i];
+            const bool same = c.pair() || (other.op == c.op && other.peer == c.peer);
+            if (!same || other.count != c.count || other.type != c.type)
+                disagree(mesh_.rank, c.text(), m.round->ranks[i], other.text());
+            latest = std::max(latest, other.time);
+        }
+        return latest;
+    }
+    template <class T> void work(const Mine& m, const Call& c) {
+        const int n = int(m.round->calls.size()), me = int(m.place);
+        const long each = c.count / n;
         T* const data = static_cast<T*>(c.data);
-        const auto lent = [&](int rank) { return static_cast<const T*>(all[size_t(rank)].data); };
-        const auto from = [&](int rank) { return static_cast<const T*>(all[size_t(rank)].from); };
-        int stage = 0;
+        const auto lent = [&](int r) { return static_cast<const T*>(m.round->calls[size_t(r)].data); };
+        const auto from = [&](int r) { return static_cast<const T*>(m.round->calls[size_t(r)].from); };
+        int stage = 1;
         switch (c.op) {
         case Op::gather:
-            for (int r = 0; r < n; ++r) copy(data + r * part, from(r), part);
+            for (int r = 0; r < n; ++r) copy_part(device_, data + r * each, from(r), each);
             break;
         case Op::all_to_all:
-            for (int r = 0; r < n; ++r) copy(data + r * part, from(r) + m.place * part, part);
+            for (int r = 0; r < n; ++r) copy_part(device_, data + r * each, from(r) + me * each, each);
             break;
-        case Op::receive: copy(data, lent(0), c.count); break;
-        case Op::broadcast:
-            if (m.place != c.peer) copy(data, lent(c.peer), c.count);
-            break;
+        case Op::receive: return copy_bytes(device_, data, m.round->sent.data(), size_t(c.bytes()));
+        case Op::broadcast: copy_part(device_, data, lent(c.peer), c.count); break;
         case Op::send: break;
         case Op::scatter: case Op::sum: case Op::max:
-            combine(data + first, m, first, mine);
+            const Part mine = part_at(c.count, n, me);
+            Sources<T> sources{};
+            for (int r = 0; r < n; ++r) sources.of[r] = lent(r) + mine.begin;
+            combine(device_, data + mine.begin, sources, n, mine.count, c.op != Op::max);
             if (c.op == Op::scatter) break;
-            world_.meet(*m.round, ++stage);
+            wait(device_);
+            world_.meet(*m.round, m.place, ++stage);
             for (int r = 0; r < n; ++r) {
-                const long begin = std::min(r * part, c.count);
-                if (r != m.place) copy(data + begin, lent(r) + begin, std::min(part, c.count - begin));
+                const Part part = part_at(c.count, n, r);
+                copy_part(device_, data + part.begin, lent(r) + part.begin, part.count);
             }
         }
         wait(device_);
-        world_.meet(*m.round, ++stage);
-    }
-    template <class T> void combine(T* to, const Mine& m, long first, long count) {
-        Sources<T> from{};
-        for (size_t r = 0; r < m.round->calls.size(); ++r)
-            from.of[r] = static_cast<const T*>(m.round->calls[r].data) + first;
-        launch(device_, Grid::spans(count), combine_kernel<T>, to, from, int(m.round->calls.size()), count,
-               m.call.op != Op::max);
-        wait(device_);
-    }
-    template <class T> void copy(T* to, const T* from, long count) {
-        if (to == from) return;
-        launch(device_, Grid::spans(count), combine_kernel<T>, to, Sources<T>{{from}}, 1, count, true);
+        world_.meet(*m.round, m.place, ++stage, true);
     }
     ThreadWorld& world_;
     const Mesh mesh_;
@@ -210,20 +224,22 @@ template <class Body> void run_threads(ThreadWorld& world, int ranks, Body body)
         try {
             body(rank);
             world.leave(rank);
-        } catch (const Aborted&) {
-            const std::lock_guard lock(mutex);
-            if (!first) first = std::current_exception();
         } catch (const std::exception& e) {
             const std::lock_guard lock(mutex);
             if (!first) first = std::current_exception();
-            world.abort(concat("rank ", rank, ": ", e.what()));
+            world.abort(concat("rank ", rank, ": ", e.what()));   // of an Aborted: there is an error already
         }
     };
+    world.begin(ranks);
     std::vector<std::thread> threads;
-    for (int rank = 1; rank < ranks; ++rank) threads.emplace_back(run, rank);
+    try {
+        for (int rank = 1; rank < ranks; ++rank) threads.emplace_back(run, rank);
+    } catch (const std::system_error& e) {
+        world.abort(concat("rank ", threads.size() + 1, ": no thread for it: ", e.what()));
+    }
     run(0);
     for (std::thread& t : threads) t.join();
-    if (first && ranks > 1) throw Error(world.error());
+    if (ranks > 1 && !world.error().empty()) throw Error(world.error());
     if (first) std::rethrow_exception(first);
 }
 

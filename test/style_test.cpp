@@ -30,7 +30,8 @@ const std::map<std::string, int> host_layers = {
     {"checkpoint.h", 40}, {"model_folder.h", 40}, {"blackbox.h", 45}, {"config.h", 50},
 };
 const Names host_may_use = {"device/error.h", "device/types.h", "device/random.h", "device/watch.h"};
-// The core is what a training step runs. Not of it: adapters and FP8, the other commands, and all host-only files.
+// The core is what a training step runs. Not of it: adapters and FP8, engines between ranks, the other commands, and all
+// host-only files.
 const Names not_core = {"lora.h", "kernels/quantize.h", "generate.h", "gradcheck.h", "plan.h", "commands.h"};
 
 bool starts(const std::string& s, const std::string& with) { return s.rfind(with, 0) == 0; }
@@ -379,7 +380,7 @@ TEST_CASE("the core has at most 3500 lines of code, all of it at most 9900") {
     for (const auto& [file, text] : tree().text) {
         if (!is_source(file)) continue;
         whole += code_lines(text);
-        if (!not_core.count(file) && !host_layers.count(front_of(file))) core += code_lines(text);
+        if (!not_core.count(file) && !starts(file, "comm/") && !host_layers.count(front_of(file))) core += code_lines(text);
     }
     CHECK(core <= 3500);
     CHECK(whole <= 9900);
@@ -449,7 +450,7 @@ TEST_CASE("conditions on the platform stand in the device layer and at the doors
 TEST_CASE("headers and their bodies do not print, exit, read the environment, or add floats atomically") {
     Complaints complaints;
     const auto program = [](const std::string& f) { return f == "train_gpt.cu" || f == "commands.h"; };
-    forbid(complaints, "\\b(printf|puts|putchar|exit|abort|_Exit)\\s*\\(|std::(cout|cerr|clog)|\\b(stdout|stderr)\\b",
+    forbid(complaints, "\\b(printf|puts|putchar|exit|abort|_Exit)\\s*\\((?!const)|std::(cout|cerr|clog)|\\b(stdout|stderr)\\b",
            "only train_gpt.cu and commands.h print and exit", program);
     forbid(complaints, "\\b(getenv|setenv)\\b", "only train_gpt.cu and doctor.cpp look at the environment",
            [](const std::string& f) {   // cblas.h: OpenBLAS is told what the CPU is in no other way

@@ -1,0 +1,50 @@
+// combine.h - what CPU engines do to numbers: add them up, or find the largest, in the order of ranks; and copies.
+// Copy with: comm.h and what it names
+// One kernel for all engines: so the same layout gives the same bits, however its ranks are connected.
+#pragma once
+#include "comm.h"
+
+namespace baretrain {
+
+inline constexpr int most_combined = 256;              // ranks of one axis
+template <class T> struct Sources { const T* of[most_combined]; };
+
+// to = sum or maximum of n sources, in their order; a NaN stays. to may be one of them. A block a span, in strips of
+// sums: one number a thread, or as many as a CPU's inner loops like.
+template <class T> __global__ void combine_kernel(T* to, Sources<T> from, int n, long count, bool sum) {
+    using R = Real<T>;
+    constexpr long strip = max_threads > 1 ? 1 : 512;
+    const auto [begin, end] = block_span(count);
+    for (long i = begin + threadIdx.x * strip; i < end; i += blockDim.x * strip) {
+        const long here = strip < end - i ? strip : end - i;
+        R x[strip];
+        for (long j = 0; j < here; ++j) x[j] = R(from.of[0][i + j]);
+        for (int k = 1; k < n; ++k) {
+            const T* y = from.of[k] + i;
+            if (sum) for (long j = 0; j < here; ++j) x[j] += R(y[j]);
+            else for (long j = 0; j < here; ++j) x[j] = R(y[j]) > x[j] || R(y[j]) != R(y[j]) ? R(y[j]) : x[j];
+        }
+        for (long j = 0; j < here; ++j) to[i + j] = T(x[j]);
+    }
+}
+template <class T> void combine(Device& d, T* to, const Sources<T>& from, int n, long count, bool sum) {
+    if constexpr (sizeof(T) > 1) launch(d, Grid::spans(count), combine_kernel<T>, to, from, n, count, sum);
+}
+
+template <class T> __global__ void copy_part_kernel(T* to, const T* from, long count) {
+    const auto [begin, end] = block_span(count);
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+}
+// Nothing where it is there already.
+template <class T> void copy_part(Device& d, T* to, const T* from, long count) {
+    if (to != from) launch(d, Grid::spans(count), copy_part_kernel<T>, to, from, count);
+}
+
+// Elements [begin, begin + count) of a whole that is cut into n parts.
+struct Part { long begin, count; };
+inline Part part_at(long whole, int n, int rank) {
+    const long each = part_of(whole, n), begin = std::min(rank * each, whole);
+    return {begin, std::min(each, whole - begin)};
+}
+
+}  // namespace baretrain
