@@ -7,8 +7,9 @@
 //   send, receive, broadcast                                      1, 0, 1 (by the rank that has it)
 // Bytes are those of a ring, of the payload padded to a multiple of n elements. Sums are taken in the order of ranks,
 // in float for bf16; there is no mean. Between start and await() nobody touches what is under way; a call that is never
-// awaited is an error. All ranks of an axis start and await the same calls in the same order. Without an engine a Comm is
-// one rank alone, or a dry rank of any mesh, for which calls only count. Engines: comm/threads.h, comm/mpi.h, comm/nccl.h.
+// awaited is an error. All ranks of an axis start and await the same calls in the same order. Without an engine a Comm
+// is one rank alone, or a dry rank of any mesh, for which calls only count. Engines: comm/threads.h, comm/mpi.h,
+// comm/nccl.h.
 #pragma once
 #include "memory.h"
 #include "mesh.h"
@@ -58,8 +59,9 @@ struct Call {
     long bytes() const { return count * type_bytes[int(type)]; }
     bool pair() const { return op == Op::send || op == Op::receive; }
     std::string text() const {
-        return concat(op_names[int(op)], " of ", count, " ", type_names[int(type)], " on ", axis_names[int(axis)],
-                      op == Op::broadcast ? concat(" from ", peer) : "", " (", where.file_name(), ":", where.line(), ")");
+        const std::string from = op == Op::broadcast ? concat(" from ", peer) : "";
+        return concat(op_names[int(op)], " of ", count, " ", type_names[int(type)], " on ", axis_names[int(axis)], from,
+                      " (", where.file_name(), ":", where.line(), ")");
     }
 };
 [[noreturn]] inline void disagree(int rank, const std::string& call, int other, const std::string& others) {

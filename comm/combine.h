@@ -41,8 +41,8 @@ template <class T> void copy_part(Device& d, T* to, const T* from, long count) {
 }
 
 // Elements [begin, begin + count) of a whole that is cut into n parts.
-struct Part { long begin, count; };
-inline Part part_at(long whole, int n, int rank) {
+struct Piece { long begin, count; };
+inline Piece piece_of(long whole, int n, int rank) {
     const long each = part_of(whole, n), begin = std::min(rank * each, whole);
     return {begin, std::min(each, whole - begin)};
 }

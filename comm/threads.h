@@ -1,9 +1,9 @@
 // threads.h - ranks as threads of one process, on a CPU or all on one GPU: each reads what its peers have lent.
 // Copy with: comm/combine.h and what it names
-// Starting a call posts its pointers; awaiting it waits until all await it, does this rank's part of the work, and waits
-// again until nobody reads the buffers any more. A part is combined by one rank. A send is copied when it is started.
-// Every wait ends when a rank fails, or when all that have not ended wait: then nobody can go on, and each is named with
-// what it waits for. Nobody reads the buffers of a rank that is not inside await(): it may fail and free them.
+// Starting a call posts its pointers; awaiting it waits until all await it, does this rank's part of the work, and
+// waits again until nobody reads the buffers any more. A part is combined by one rank. A send is copied when started.
+// Every wait ends when a rank fails, or when all that have not ended wait: then nobody can go on, and each is named
+// with what it waits for. Nobody reads the buffers of a rank that is not inside await(): it may fail and free them.
 #pragma once
 #include "comm/combine.h"
 #include <condition_variable>
@@ -189,7 +189,7 @@ private:
         case Op::broadcast: copy_part(device_, data, lent(c.peer), c.count); break;
         case Op::send: break;
         case Op::scatter: case Op::sum: case Op::max:
-            const Part mine = part_at(c.count, n, me);
+            const Piece mine = piece_of(c.count, n, me);
             Sources<T> sources{};
             for (int r = 0; r < n; ++r) sources.of[r] = lent(r) + mine.begin;
             combine(device_, data + mine.begin, sources, n, mine.count, c.op != Op::max);
@@ -197,7 +197,7 @@ private:
             wait(device_);
             world_.meet(*m.round, m.place, ++stage);
             for (int r = 0; r < n; ++r) {
-                const Part part = part_at(c.count, n, r);
+                const Piece part = piece_of(c.count, n, r);
                 copy_part(device_, data + part.begin, lent(r) + part.begin, part.count);
             }
         }
