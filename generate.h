@@ -198,8 +198,8 @@ template <class T> struct Inference {
     View<Real<T>> rope;
     Context<T> context;
     Inference(Arena& arena, const Params& params, long longest)
-        : params(params), device{.dry = arena.dry()}, matmul(device), alone(device),
-          weights(arena, params, alone), rope(arena.take<Real<T>>(params.shape().rotary() ? longest : 0, params.shape().head_dim)),
+        : params(params), device{.dry = arena.dry()}, matmul(device), alone(device), weights(arena, params, alone),
+          rope(arena.take<Real<T>>(params.shape().rotary() ? longest : 0, params.shape().head_dim)),
           context{device, matmul, arena, params.shape(), rope} {
         fill_rope(device, rope, rope_frequencies(params.shape()));
     }

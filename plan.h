@@ -82,7 +82,8 @@ inline Facts memory_facts(const std::vector<ArenaPart>& parts, size_t peak) {
 
 inline Facts plan_facts(const Config& c, const Params& params, const Plan& plan) {
     Facts f = {{"family", c.shape.family}, {"dtype", c.dtype}, {"parameters", c.shape.parameters()},
-               {"tokens_per_step", c.tokens_per_step}, {"micro_batches", c.tokens_per_step / (c.batch * c.seq * c.ranks)},
+               {"tokens_per_step", c.tokens_per_step},
+               {"micro_batches", c.tokens_per_step / (c.batch * c.seq * c.ranks)},
                {"decayed", decay_group(params, true)}, {"not_decayed", decay_group(params, false)}};
     for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
     f.push_back({"flops.matmul", plan.matmul_flops});

@@ -89,8 +89,8 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     const double count = double(t.step + 1);
     StepState now{.lr = learning_rate(schedule_of(c), t.step), .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps,
                   .decay = c.weight_decay, .correct1 = 1 - std::pow(c.beta1, count),
-                  .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .loss = -logprob, .norm = 0, .scale = 1, .skip = 0,
-                  .trained = trained, .seed = uint64_t(c.seed), .step = uint64_t(t.step)};
+                  .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .loss = -logprob, .norm = 0, .scale = 1,
+                  .skip = 0, .trained = trained, .seed = uint64_t(c.seed), .step = uint64_t(t.step)};
     copy_bytes(t.device, t.state.data, &now, sizeof now);
     decide(t.device, t.state, t.norm);
     t.stats.tensors(t.device, t.optimizer, t.grads, t.state);
@@ -169,7 +169,8 @@ template <class T> Plan plan_of(const Config& config, const Params& params, size
 
 template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, const Plan& plan, double peak) {
     Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
-               {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", t.config.ranks}, {"dtype", t.config.dtype},
+               {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", t.config.ranks},
+               {"dtype", t.config.dtype},
                {"parameters", t.params.shape().parameters()},
                {"data", corpus.describe()}, {"data_hash", corpus.hash}, {"seed", t.config.seed}};
     if (peak > 0) f.push_back({"peak_flops", peak});

@@ -68,7 +68,7 @@ inline Table training_keys(Config& c) {
         {"tokens-per-step", &c.tokens_per_step, {1, INT_MAX}, train, often, "tokens of an update; unset: batch x seq"},
     }}, {"optimizer", {
         {"steps", &c.steps, not_negative, train, often, "updates"},
-        {"epochs", &c.epochs, not_negative, train, often, "passes over the data instead of --steps; 0: off"},
+        {"epochs", &c.epochs, not_negative, train, seldom, "passes over the data instead of --steps; 0: off"},
         {"lr", &c.lr, positive, train, often, "peak learning rate; unset: 0.5 / dim"},
         {"min-lr", &c.min_lr, not_negative, train, seldom, "learning rate of the last step; unset: lr / 10"},
         {"warmup", &c.warmup, not_negative, train, often, "steps of warm-up; unset: 50, at most a tenth of the steps"},
@@ -96,7 +96,7 @@ inline Table layout_keys(Config& c) {
         {"ranks", &c.ranks, {1, 4096}, train, often, "threads that share the work; under mpirun: its processes"},
         {"shard", &c.shard, {.words = {"none", "zero1", "zero2", "fsdp"}}, train, often,
          "what each rank holds a part of: nothing; optimizer; and gradients; and weights"},
-        {"replicate", &c.replicate, {1, 4096}, train, often, "copies of the shards, each on ranks / copies ranks"},
+        {"replicate", &c.replicate, {1, 4096}, train, seldom, "copies of the shards, each on ranks / copies ranks"},
         {"prefetch", &c.prefetch, {0, 2}, train, seldom, "fsdp: units gathered ahead of the one at work"},
         {"reshard-after-forward", &c.reshard_after_forward, any, train, seldom,
          "fsdp: let blocks go after the forward pass, and gather them again; false: keep them"},
@@ -131,7 +131,7 @@ inline Table run_keys(Config& c) {
         {"tokens", &c.tokens, count, both, often, "tokens to generate"},
         {"temperature", &c.temperature, not_negative, both, often, "divides the logits; 0: the likeliest token"},
         {"top-k", &c.top_k, not_negative, both, often, "among the k likeliest tokens; 0: all"},
-        {"top-p", &c.top_p, {0, 1, true}, both, often, "among the likeliest tokens of this total probability"},
+        {"top-p", &c.top_p, {0, 1, true}, both, seldom, "among the likeliest tokens of this total probability"},
     }}, {"files", {
         {"ids", &c.ids, any, dump, often, "JSON, one batch: lists of ids; in each the next id is the target"},
         {"output", &c.output, any, dump | exports | tokenize | report, often,

@@ -80,9 +80,9 @@ TEST_CASE("keys without code behind them are refused as not built") {
     CHECK(refusal({"--ledger", "false"}) == "accepted");
     CHECK(refusal({"--compare", "lr=1,2"}) == "--compare lr=1,2: not built yet");
     const TempFolder folder;
-    const std::string four = folder.put("a.toml", "ranks = 4");
-    CHECK(refusal({"--config", four}) == four + ":1: ranks = 4: not built yet; only 1 works so far");
-    CHECK(refusal({"--config", folder.put("b.toml", "ranks = 1\nshard = \"none\"\nsp = false")}) == "accepted");
+    const std::string four = folder.put("a.toml", "pp = 4");
+    CHECK(refusal({"--config", four}) == four + ":1: pp = 4: not built yet; only 1 works so far");
+    CHECK(refusal({"--config", folder.put("b.toml", "cp = 1\nfp8 = \"off\"\nsp = false")}) == "accepted");
 }
 
 TEST_CASE("each command takes its own flags, says what it cannot do without, and shows both in its help") {

@@ -375,14 +375,14 @@ TEST_CASE("files, lines and functions keep to their budgets") {
     }
 }
 
-TEST_CASE("the core has at most 3500 lines of code, all of it at most 9900") {
+TEST_CASE("the core has at most 4000 lines of code, all of it at most 9900") {
     long core = 0, whole = 0;
     for (const auto& [file, text] : tree().text) {
         if (!is_source(file)) continue;
         whole += code_lines(text);
         if (!not_core.count(file) && !starts(file, "comm/") && !host_layers.count(front_of(file))) core += code_lines(text);
     }
-    CHECK(core <= 3500);
+    CHECK(core <= 4000);
     CHECK(whole <= 9900);
     CHECK(core > 0);
 }

@@ -260,7 +260,7 @@ TEST_CASE("the validation loss is total over count, whatever the batch") {
     for (long w = 0; w < 6; ++w) sum += evaluate_rows(b.t.context, b.t.weights, b.t.rows, b.data.in_order(w, 1));
     for (long batch = 1; batch <= 6; ++batch) {
         CAPTURE(batch);
-        const double loss = evaluate(b.t.context, b.t.weights, b.t.rows, b.data, batch, [](long, long) {});
+        const double loss = evaluate(b.t.context, b.t.weights, b.t.rows, b.data, {batch}, [](long, long) {}).mean();
         CHECK(std::fabs(loss + sum / 96) < 1e-12);
     }
 }
@@ -270,7 +270,7 @@ TEST_CASE("an evaluation and a sample between two steps change no bit of the run
     Bench<bf16> a(flags), b(flags);
     for (int i = 0; i < 3; ++i) {
         CHECK(a.step().loss == b.step().loss);
-        evaluate(b.t.context, b.t.weights, b.t.rows, b.data, 2, [](long, long) {});
+        evaluate(b.t.context, b.t.weights, b.t.rows, b.data, {2}, [](long, long) {});
         Generator<bf16>(b.t.context, b.t.weights, 16).generate({65}, 20, {}, [](int) { return true; });
     }
     CHECK(a.state() == b.state());
@@ -383,9 +383,11 @@ TEST_CASE("a step is logged with its share of the measured peak and the memory t
     const TempFolder folder;
     Bench<float> b({"--steps=3", "--eval-every=0", "--sample-every=0", "--save-every=0"});
     const Plan plan = plan_of<float>(b.config, b.params);
-    RunFolder run((folder.path / "run").string());
+    b.config.out = (folder.path / "run").string();
+    RunFolder run(b.config.out);
     run.write_run_json(run_facts(b.t, b.corpus, plan, 1e12));
-    loop(b.t, plan, b.corpus, Tokenizer::bytes(), run, 1e12);
+    const Run<float> shared{b.config, {}, Tokenizer::bytes(), b.params, plan, b.corpus, 1e12, Clock::now()};
+    loop(b.t, shared, &run);
     std::ifstream log(folder.path / "run" / "log.jsonl");
     long steps = 0;
     for (std::string line; std::getline(log, line); ++steps) {
