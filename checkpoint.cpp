@@ -21,8 +21,7 @@ using nlohmann::json;
 using Files = std::map<std::string, Digest>;           // path within the checkpoint -> what was written
 
 const std::string weights_file = "model.safetensors";
-const std::string state_file = "state/optimizer.safetensors", trainer_file = "state/trainer.json";
-const std::string mark_file = "state/complete";
+const std::string trainer_file = "state/trainer.json", mark_file = "state/complete";
 
 // --- small files ---
 
@@ -61,6 +60,11 @@ void sync_folder(const fs::path& folder) {
 
 // --- names ---
 
+std::string state_file(int writer, int writers) {
+    return "state/optimizer" + (writers > 1 ? format("-%05d-of-%05d", writer + 1, writers) : "") + ".safetensors";
+}
+bool is_state(const std::string& file) { return file.starts_with("state/optimizer"); }
+
 // step-<digits>, with .old or without: the step; otherwise -1.
 long step_of(std::string name) {
     if (name.ends_with(".old")) name.resize(name.size() - 4);
@@ -97,19 +101,26 @@ std::vector<fs::path> candidates(const fs::path& run) {
 // Sizes only is enough to count checkpoints; contents (reads every byte) before one is used.
 enum class Check { sizes, contents };
 
+Files read_mark(const fs::path& folder) {
+    return read_json(folder / mark_file, [](const json& mark) {
+        Files listed;
+        for (const auto& [name, file] : mark.at("files").items())
+            listed[name] = {whole_number(file.at("bytes"), LONG_MAX), whole_number(file.at("hash"), UINT64_MAX)};
+        return listed;
+    });
+}
+
 void check_mark(const fs::path& folder, Check check) {
     const auto bad = [&](const std::string& why) {
         fail(folder.string() + ": not a complete checkpoint: " + why + "; use another one or delete it");
     };
     std::error_code error;
     if (!fs::exists(folder / mark_file, error)) bad("the mark " + mark_file + " is missing (was the save cut off?)");
-    const Files files = read_json(folder / mark_file, [](const json& mark) {
-        Files listed;
-        for (const auto& [name, file] : mark.at("files").items())
-            listed[name] = {whole_number(file.at("bytes"), LONG_MAX), whole_number(file.at("hash"), UINT64_MAX)};
-        return listed;
-    });
-    for (const std::string& name : {std::string("config.json"), weights_file, state_file, trainer_file})
+    const Files files = read_mark(folder);
+    const int writers = int(std::count_if(files.begin(), files.end(), [](const auto& f) { return is_state(f.first); }));
+    std::vector<std::string> needed = {"config.json", weights_file, trainer_file};
+    for (int w = 0; w < std::max(writers, 1); ++w) needed.push_back(state_file(w, writers));
+    for (const std::string& name : needed)
         if (!files.contains(name)) bad("the mark does not list " + name);
     for (const auto& [name, written] : files) {
         const size_t bytes = fs::file_size(folder / name, error);
@@ -156,7 +167,6 @@ void discard_leftovers(const fs::path& run) {
 
 Files write_parts(const fs::path& folder, const CheckpointParts& parts) {
     const TrainerState& t = parts.trainer;
-    fs::create_directories(folder / "state");
     Files files;
     files["config.json"] = write_text(folder / "config.json", parts.config_json);
     for (const auto& [name, content] : parts.extra_files) {
@@ -165,17 +175,16 @@ Files write_parts(const fs::path& folder, const CheckpointParts& parts) {
         files[name] = write_text(folder / name, content);
     }
     files[weights_file] = write_safetensors((folder / weights_file).string(), parts.weights, {{"format", "pt"}});
-    files[state_file] = write_safetensors((folder / state_file).string(), parts.state, {});
     files[trainer_file] = write_text(folder / trainer_file, text_of({{"step", t.step}, {"position", t.position},
                                      {"tokens", t.tokens}, {"facts", t.facts}}));
-    sync_folder(folder / "state");
-    sync_folder(folder);
     return files;
 }
 
 // At every moment either the older folder of the same step, if it was complete, or the new one can be found.
 void put_in_place(const fs::path& building, const fs::path& folder, const Files& files) {
     const fs::path aside = folder.string() + ".old";
+    sync_folder(building / "state");
+    sync_folder(building);
     if (passes(folder, Check::contents)) {
         discard(aside);
         fs::rename(folder, aside);
@@ -203,20 +212,44 @@ void remove_oldest(const fs::path& run, const fs::path& newest, long keep) {
 
 }  // namespace
 
-std::string save_checkpoint(const std::string& run_folder, const CheckpointParts& parts, long keep) {
+std::string save_checkpoint(const std::string& run_folder, const CheckpointParts& parts, long keep,
+                            const SaveGroup& group) {
     require(keep >= 0, "checkpoint: keep is not negative");
     require(parts.trainer.step >= 0 && parts.trainer.position >= 0 && parts.trainer.tokens >= 0,
             "checkpoint: step, position and tokens are not negative");
     const fs::path run = run_folder, folder = run / format("step-%06ld", parts.trainer.step);
     const fs::path building = folder.string() + ".tmp";
+    const bool first = group.rank == 0;
     change_folders([&] {
-        fs::create_directories(run);
-        discard_leftovers(run);
-        const Building cleanup{building};
-        put_in_place(building, folder, write_parts(building, parts));
-        if (keep > 0) remove_oldest(run, folder, keep);
+        const Building cleanup{first ? building : ""};
+        if (first) {
+            fs::create_directories(run);
+            discard_leftovers(run);
+            fs::create_directories(building / "state");
+        }
+        group.gather({});                              // the folder is there
+        Digest mine;
+        if (group.writer >= 0)
+            mine = write_safetensors(building / state_file(group.writer, group.writers), parts.state, {});
+        std::vector<Digest> written = group.gather(mine);
+        if (first) {
+            Files files = write_parts(building, parts);
+            std::erase(written, Digest());             // who wrote nothing
+            require_equal(long(written.size()), long(group.writers), "checkpoint: writers of state");
+            for (int w = 0; w < group.writers; ++w) files[state_file(w, group.writers)] = written[size_t(w)];
+            put_in_place(building, folder, files);
+            if (keep > 0) remove_oldest(run, folder, keep);
+        } else join_fetches(parts.weights);
+        group.gather({});                              // it is complete
     });
     return folder.string();
+}
+
+std::vector<std::string> state_files(const std::string& checkpoint_folder) {
+    std::vector<std::string> paths;
+    for (const auto& [name, written] : read_mark(checkpoint_folder))
+        if (is_state(name)) paths.push_back((fs::path(checkpoint_folder) / name).string());
+    return paths;
 }
 
 // Newest first: cut off at any moment, what is left is a run that had gone less far.

@@ -2,6 +2,8 @@
 // Copy with: checkpoint.cpp, safetensors.h and what they name
 //   step-000100/         config.json, model.safetensors, tokenizer files
 //   step-000100/state/   optimizer.safetensors, trainer.json, and complete: the mark with each file's size and checksum
+// The ranks of a run save together. Several write state, a file each (optimizer-00002-of-00004.safetensors), of which
+// any number of ranks can read what they need; all else rank 0 writes, and it is the same however many there are.
 // Written as step-000100.tmp, every file and folder synced, renamed, then marked. A folder without a mark, or with one
 // that does not fit, is named and never used. Saving a step again sets the old folder aside as step-000100.old until
 // the new one is marked; should the save be cut off just then, the .old folder is found and used.
@@ -18,14 +20,26 @@ struct TrainerState {
 
 struct CheckpointParts {
     std::string config_json;
-    std::vector<TensorSource> weights, state;          // under Hugging Face names; master.<name>, m.<name>, v.<name>
+    std::vector<TensorSource> weights, state;          // under Hugging Face names; master.<name>, m.<name>, v.<name>:
+                                                       // what this rank writes of them, whole or in pieces
     std::map<std::string, std::string> extra_files;    // file name -> content, such as tokenizer.json
     TrainerState trainer;
 };
 
-// Returns the new folder. Once its mark is on the disk, the oldest other complete ones go until `keep` remain (0: all
-// stay). On an error its own temporary folder is removed and the older checkpoints are as they were.
-std::string save_checkpoint(const std::string& run_folder, const CheckpointParts& parts, long keep);
+// The place of a rank among those that save together; without more, one rank alone.
+struct SaveGroup {
+    int rank = 0;
+    int writer = 0, writers = 1;                       // of state, numbered as their ranks are; -1: not this rank
+    // What each rank gives, in their order; it returns when all of them have called it.
+    std::function<std::vector<Digest>(Digest)> gather = [](Digest mine) { return std::vector{mine}; };
+};
+
+// All ranks call it and get the new folder when it is complete. Once its mark is on the disk, the oldest other complete
+// ones go until `keep` remain (0: all stay). An error of any rank, which others see in `gather` or in a fetch, removes
+// the temporary folder and leaves the older checkpoints as they were.
+std::string save_checkpoint(const std::string& run_folder, const CheckpointParts& parts, long keep,
+                            const SaveGroup& group = {});
+std::vector<std::string> state_files(const std::string& checkpoint_folder);   // paths of what the writers wrote
 
 struct Found {
     std::string folder;                                // empty: none

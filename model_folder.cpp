@@ -88,49 +88,69 @@ std::string describe(const std::string& dtype, const std::vector<long>& shape) {
     return text + ")";
 }
 
-// A tensor of a file, under the name that the targets may know it by.
+// A tensor of a file, or a piece of one, under the name that the targets may know it by.
 struct Stored {
     std::string name;
     const SafetensorsFile* file;
     const TensorInfo* info;
+    long piece = -1;                                   // the first of its elements in the whole; -1: it is whole
+    long first() const { return std::max(piece, 0L); }
+    long count() const { return long(info->bytes() / dtype_bytes(info->dtype)); }
 };
+
+// Why the pieces, in their order, are not the tensor that is wanted, or nothing.
+std::string wrong_with(const std::vector<Stored>& pieces, const TensorTarget& t, Types types) {
+    long at = 0, count = 1;
+    for (const long extent : t.shape) count *= extent;
+    for (const Stored& s : pieces) {
+        const bool fits = s.piece < 0 ? s.info->shape == t.shape : s.info->shape.size() == 1;
+        if (!fits || !conversion(s.info->dtype, t.dtype, types))
+            return s.info->name + " is " + describe(s.info->dtype, s.info->shape) + ", expected " +
+                   (s.piece < 0 ? "" : "a piece of ") + describe(t.dtype, t.shape);
+        if (s.first() > at) return format("%s lacks element %ld", t.name.c_str(), at);
+        if (s.first() < at) return format("%s has element %ld twice", t.name.c_str(), s.first());
+        at += s.count();
+    }
+    return at == count ? "" : format("%s has %ld elements in its pieces, expected %ld", t.name.c_str(), at, count);
+}
+
+// What is wanted of a tensor, and nothing else of it; the bytes are overwritten.
+void read_wanted(const std::vector<Stored>& pieces, const TensorTarget& t, std::vector<char>& bytes, Types types) {
+    const TensorInfo& last = *pieces.back().info;
+    const size_t width = dtype_bytes(last.dtype), widest = std::max(width, dtype_bytes(t.dtype));
+    const long end = t.count < 0 ? pieces.back().first() + pieces.back().count() : t.first + t.count;
+    bytes.resize(std::max(bytes.size(), size_t(end - t.first) * widest));
+    for (const Stored& s : pieces) {
+        const long from = std::max(s.first(), t.first), to = std::min(s.first() + s.count(), end);
+        if (from < to)
+            s.file->read(*s.info, bytes.data() + size_t(from - t.first) * width, size_t(from - s.first()) * width,
+                         size_t(to - from) * width);
+    }
+    conversion(last.dtype, t.dtype, types)(bytes.data(), size_t(end - t.first));
+}
 
 // `where` is the path to name in errors.
 void load(const std::string& where, const std::vector<Stored>& stored, const std::vector<TensorTarget>& targets,
           Types types) {
-    std::map<std::string, const TensorTarget*> wanted;
-    for (const TensorTarget& t : targets) require(wanted.insert({t.name, &t}).second, "load: a target stands twice");
-    struct Move { const Stored& from; const TensorTarget& to; Convert convert; };
-    std::vector<Move> moves;
+    std::map<std::string, std::vector<Stored>> pieces;
+    std::set<std::string> wanted;
     Listing missing, extra, other;
-    size_t largest = 0;
-    std::map<std::string, const TensorTarget*> unseen = wanted;
-    for (const Stored& s : stored) {
-        const TensorInfo& t = *s.info;
-        const auto target = wanted.find(s.name);
-        if (target == wanted.end() || !unseen.erase(s.name)) {
-            extra.add(t.name);
-            continue;
-        }
-        const TensorTarget& to = *target->second;
-        const Convert convert = conversion(t.dtype, to.dtype, types);
-        if (!convert || t.shape != to.shape)
-            other.add(t.name + " is " + describe(t.dtype, t.shape) + ", expected " + describe(to.dtype, to.shape));
-        else if (to.store) moves.push_back({s, to, convert});
-        largest = std::max({largest, t.bytes(), t.bytes() / dtype_bytes(t.dtype) * dtype_bytes(to.dtype)});
-    }
-    for (const auto& [name, target] : unseen) missing.add(name);
+    for (const TensorTarget& t : targets) require(wanted.insert(t.name).second, "load: a target stands twice");
+    for (const Stored& s : stored)
+        if (!wanted.count(s.name) || (s.piece < 0 && pieces.count(s.name))) extra.add(s.info->name);
+        else pieces[s.name].push_back(s);
+    for (auto& [name, list] : pieces)
+        std::sort(list.begin(), list.end(), [](const Stored& a, const Stored& b) { return a.first() < b.first(); });
+    for (const TensorTarget& t : targets)
+        if (!pieces.count(t.name)) missing.add(t.name);
+        else if (const std::string wrong = wrong_with(pieces.at(t.name), t, types); !wrong.empty()) other.add(wrong);
     if (missing.count + extra.count + other.count)
         fail(where + ": not the tensors that this model needs" + missing.under("missing") +
              extra.under("not expected") + other.under("different"));
 
-    std::vector<char> bytes(moves.empty() ? 0 : largest);
-    for (const Move& m : moves) {
-        const TensorInfo& t = *m.from.info;
-        m.from.file->read(t, bytes.data());
-        m.convert(bytes.data(), t.bytes() / dtype_bytes(t.dtype));
-        m.to.store(bytes.data());
-    }
+    std::vector<char> bytes;                           // of one tensor at a time
+    for (const TensorTarget& t : targets)
+        if (t.store && t.count != 0) read_wanted(pieces.at(t.name), t, bytes, types), t.store(bytes.data());
 }
 
 // --- a folder ---
@@ -216,11 +236,23 @@ bool is_buffer(const std::string& name) {
 
 }  // namespace
 
-void load_tensors(const std::string& path, const std::vector<TensorTarget>& targets) {
-    const SafetensorsFile file(path);
+std::string piece_name(const std::string& tensor, long first) { return tensor + '@' + std::to_string(first); }
+
+void load_tensors(const std::vector<std::string>& paths, const std::vector<TensorTarget>& targets) {
+    std::vector<std::unique_ptr<SafetensorsFile>> files;
     std::vector<Stored> stored;
-    for (const TensorInfo& t : file.tensors()) stored.push_back({t.name, &file, &t});
-    load(path, stored, targets, Types::exact);
+    for (const std::string& path : paths) {
+        files.push_back(std::make_unique<SafetensorsFile>(path));
+        for (const TensorInfo& t : files.back()->tensors()) {
+            Stored s{t.name, files.back().get(), &t};
+            const size_t at = t.name.rfind('@'), digits = at == std::string::npos ? 0 : t.name.size() - at - 1;
+            if (digits > 0 && digits <= 18 && t.name.find_first_not_of("0123456789", at + 1) == std::string::npos)
+                s.name.resize(at), s.piece = std::stol(t.name.substr(at + 1));
+            stored.push_back(s);
+        }
+    }
+    const size_t more = paths.size() - 1;
+    load(paths.at(0) + (more ? " and " + std::to_string(more) + " more" : ""), stored, targets, Types::exact);
 }
 
 void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets) {

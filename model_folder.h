@@ -7,19 +7,23 @@
 
 namespace baretrain {
 
-// Where a tensor goes when it is loaded; store gets its bytes. Without store it only has to be there.
+// Where a tensor goes when it is loaded; store gets its bytes, or those of the elements that are wanted. Without store
+// it only has to be there.
 struct TensorTarget {
     std::string name, dtype;
-    std::vector<long> shape;
+    std::vector<long> shape;                           // of the whole tensor
     std::function<void(const void* from)> store;
+    long first = 0, count = -1;                        // what is wanted of it, row after row; -1: all from there on
 };
 
-// Every target must be there with its dtype and shape, and nothing else; that is checked before anything is stored.
-void load_tensors(const std::string& path, const std::vector<TensorTarget>& targets);
+// Every target must be there with its dtype and shape, and nothing else; that is checked before anything is stored. A
+// tensor may lie in pieces, in any of the files: m.w@40, of shape (8), holds elements 40 to 47 of m.w.
+void load_tensors(const std::vector<std::string>& paths, const std::vector<TensorTarget>& targets);
+std::string piece_name(const std::string& tensor, long first);
 
-// The same for the weights of a folder, which may be F64, F32, F16 or BF16: they are rounded to the target's dtype, to
-// nearest, ties to even. Names may lack their first part (transformer., model.), as base models do. Left out: masks and
-// frequencies that old files carry, and a head that equals the embedding which stands for it.
+// The same for the weights of a folder, which are whole and may be F64, F32, F16 or BF16: they are rounded to the
+// target's dtype, to nearest, ties to even. Names may lack their first part (transformer., model.), as base models do.
+// Left out: masks and frequencies that old files carry, and a head that equals the embedding which stands for it.
 void load_model_tensors(const std::string& folder, const std::vector<TensorTarget>& targets);
 
 std::string dtype_of_folder(const std::string& folder);   // of its largest tensor

@@ -99,6 +99,15 @@ void check_tiling(const std::string& path, const std::vector<TensorInfo>& tensor
     if (at < data_bytes) fail_damaged(path, std::to_string(data_bytes - at) + " bytes behind the last tensor");
 }
 
+std::vector<const TensorSource*> file_order(const std::vector<TensorSource>& tensors) {
+    std::vector<const TensorSource*> order;
+    for (const TensorSource& t : tensors) order.push_back(&t);
+    std::sort(order.begin(), order.end(), [](const TensorSource* a, const TensorSource* b) {
+        return std::pair(dtype_bytes(b->dtype), a) < std::pair(dtype_bytes(a->dtype), b);      // of one width: as given
+    });
+    return order;
+}
+
 }  // namespace
 
 size_t dtype_bytes(const std::string& dtype) {
@@ -154,12 +163,7 @@ void SafetensorsFile::read(const TensorInfo& tensor, void* to, size_t from, size
 
 Digest write_safetensors(const std::string& path, const std::vector<TensorSource>& tensors,
                          const std::map<std::string, std::string>& metadata) {
-    std::vector<const TensorSource*> order;
-    for (const TensorSource& t : tensors) order.push_back(&t);
-    std::sort(order.begin(), order.end(), [](const TensorSource* a, const TensorSource* b) {
-        return std::pair(dtype_bytes(b->dtype), a) < std::pair(dtype_bytes(a->dtype), b);      // of one width: as given
-    });
-
+    const std::vector<const TensorSource*> order = file_order(tensors);
     const auto text = [](const json& v) { return v.dump(-1, ' ', false, json::error_handler_t::replace); };
     std::string header = metadata.empty() ? "{" : "{\"__metadata__\":" + text(metadata);
     std::set<std::string> names;
@@ -193,6 +197,10 @@ Digest write_safetensors(const std::string& path, const std::vector<TensorSource
         file.write(bytes.data(), sizes[i]);
     }
     return file.close();
+}
+
+void join_fetches(const std::vector<TensorSource>& tensors) {
+    for (const TensorSource* t : file_order(tensors)) t->fetch(nullptr);
 }
 
 }  // namespace baretrain

@@ -36,7 +36,8 @@ private:
     std::map<std::string, std::string> metadata_;
 };
 
-// A tensor to be written; fetch copies its bytes to host memory.
+// A tensor to be written; fetch copies its bytes to host memory. It may take several ranks: then one of them writes the
+// file, and the others join_fetches(), with a null for `to`.
 struct TensorSource {
     std::string name, dtype;
     std::vector<long> shape;
@@ -46,5 +47,6 @@ struct TensorSource {
 // Synced when it returns; an error may leave a part of the file. Not atomic: write to a temporary name and rename.
 Digest write_safetensors(const std::string& path, const std::vector<TensorSource>& tensors,
                          const std::map<std::string, std::string>& metadata);
+void join_fetches(const std::vector<TensorSource>& tensors);
 
 }  // namespace baretrain

@@ -187,7 +187,7 @@ template <class T> void resume(Trainer<T>& t, const Corpus& corpus, const std::s
     const TrainerState saved = read_trainer_state(checkpoint);
     require_same_facts(saved, identity(t.config, corpus));
     load_model_tensors(checkpoint, tensor_targets<T>(t.device, t.params, owned_units(t.params, t.weights), ""));
-    load_tensors(checkpoint + "/state/optimizer.safetensors", t.optimizer.targets(t.device));
+    load_tensors(state_files(checkpoint), t.optimizer.targets(t.device));
     t.step = saved.step, t.position = saved.position, t.tokens = saved.tokens;
 }
 

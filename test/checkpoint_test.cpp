@@ -3,12 +3,15 @@
 #include "host.h"
 #include "model_folder.h"
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 using namespace baretrain;
@@ -23,7 +26,7 @@ struct Temp : TempFolder {
 };
 
 TensorSource source(const std::string& name, const std::string& dtype, std::vector<long> shape, std::string bytes) {
-    return {name, dtype, std::move(shape), [bytes](void* to) { std::memcpy(to, bytes.data(), bytes.size()); }};
+    return {name, dtype, std::move(shape), [bytes](void* to) { if (to) std::memcpy(to, bytes.data(), bytes.size()); }};
 }
 TensorTarget target(const std::string& name, const std::string& dtype, std::vector<long> shape, std::string* to) {
     return {name, dtype, std::move(shape), [to](const void* from) { std::memcpy(to->data(), from, to->size()); }};
@@ -68,6 +71,120 @@ struct FullDisk {
     }
 };
 
+// Ranks as threads that save together. Who throws releases the others, which throw too, as in a run.
+class Ranks {
+public:
+    explicit Ranks(int ranks) : barrier_(ranks), given_(size_t(ranks)) {}
+    std::vector<Digest> gather(int rank, Digest mine) {
+        given_[size_t(rank)] = mine;
+        meet();
+        const std::vector<Digest> all = given_;
+        meet();
+        return all;
+    }
+    // body(group) on each; the first error, or nothing. The first `writers` ranks write state.
+    template <class Body> std::string run(int writers, Body body) {
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < int(given_.size()); ++rank)
+            threads.emplace_back([&, rank] {
+                try {
+                    body(SaveGroup{rank, rank < writers ? rank : -1, writers,
+                                   [&, rank](Digest mine) { return gather(rank, mine); }});
+                } catch (const std::exception& e) {
+                    const std::lock_guard lock(mutex_);
+                    if (error_.empty()) error_ = e.what();
+                }
+                barrier_.arrive_and_drop();
+            });
+        for (std::thread& t : threads) t.join();
+        return error_;
+    }
+private:
+    void meet() {
+        barrier_.arrive_and_wait();
+        const std::lock_guard lock(mutex_);
+        if (!error_.empty()) throw Error("another rank failed");
+    }
+    std::barrier<> barrier_;
+    std::vector<Digest> given_;
+    std::mutex mutex_;
+    std::string error_;
+};
+
+// Tensors one behind the other in a flat segment, each at a multiple of `align`, cut into equal spans for n ranks.
+struct Flat {
+    struct Tensor {
+        std::string name;
+        std::vector<long> shape;
+        long offset;
+        std::vector<float> values;
+    };
+    std::vector<Tensor> tensors;
+    long size = 0;
+
+    Flat(const std::vector<std::vector<long>>& shapes, long align) {
+        for (const std::vector<long>& shape : shapes) {
+            Tensor t{"t" + std::to_string(tensors.size()), shape, size, {}};
+            for (long i = 0; i < (shape.size() > 1 ? shape[0] * shape[1] : shape[0]); ++i)
+                t.values.push_back(float(100 * tensors.size()) + 1.0f / float(i + 1));
+            size += (long(t.values.size()) + align - 1) / align * align;
+            tensors.push_back(t);
+        }
+    }
+    // use(tensor, first, count): what rank r of n owns of each; a count of 0 or less is nothing.
+    template <class Use> void each(int r, int n, Use use) const {
+        const long part = (size + n - 1) / n;
+        for (const Tensor& t : tensors) {
+            const long first = std::max(r * part - t.offset, 0L);
+            use(t, first, std::min((r + 1) * part - t.offset, long(t.values.size())) - first);
+        }
+    }
+    // What rank r of n writes.
+    std::vector<TensorSource> state(int r, int n) const {
+        std::vector<TensorSource> list;
+        each(r, n, [&](const Tensor& t, long first, long count) {
+            const bool whole = count == long(t.values.size());
+            if (count > 0)
+                list.push_back({whole ? "m." + t.name : piece_name("m." + t.name, first), "F32",
+                                whole ? t.shape : std::vector<long>{count}, [&t, first, count](void* to) {
+                    std::memcpy(to, t.values.data() + first, size_t(count) * sizeof(float));
+                }});
+        });
+        return list;
+    }
+    // What n ranks read, each its own, put together.
+    std::vector<std::vector<float>> read(const std::vector<std::string>& files, int n) const {
+        std::vector<std::vector<float>> all;
+        for (const Tensor& t : tensors) all.emplace_back(t.values.size(), -1.0f);
+        for (int r = 0; r < n; ++r) {
+            std::vector<TensorTarget> targets;
+            each(r, n, [&](const Tensor& t, long first, long count) {
+                float* const to = all[targets.size()].data() + first;
+                targets.push_back({"m." + t.name, "F32", t.shape, {}, first, count});
+                if (count > 0) targets.back().store = [=](const void* from) { std::memcpy(to, from, size_t(count) * 4); };
+            });
+            load_tensors(files, targets);
+        }
+        return all;
+    }
+    std::vector<std::vector<float>> values() const {
+        std::vector<std::vector<float>> all;
+        for (const Tensor& t : tensors) all.push_back(t.values);
+        return all;
+    }
+};
+
+// Saved by `ranks`, of which the first `writers` write.
+std::string save_together(const std::string& run, long step, const Flat& flat, int ranks, int writers) {
+    const std::string error = Ranks(ranks).run(writers, [&](const SaveGroup& group) {
+        CheckpointParts p = parts(step);
+        p.state = flat.state(group.writer, writers);
+        save_checkpoint(run, p, 0, group);
+    });
+    CHECK(error == "");
+    return run + "/step-00000" + std::to_string(step);
+}
+
 }  // namespace
 
 TEST_SUITE("checkpoint") {
@@ -99,7 +216,7 @@ TEST_CASE("a checkpoint comes back bit for bit, as a folder that other programs 
 
     std::string w(64, '?'), master(8, '?'), m(4, '?'), v(4, '?');
     load_model_tensors(folder, {target("w", "BF16", {32}, &w)});
-    load_tensors(folder + "/state/optimizer.safetensors", {target("m.w", "F32", {1}, &m), target("v.w", "F32", {1}, &v),
+    load_tensors(state_files(folder), {target("m.w", "F32", {1}, &m), target("v.w", "F32", {1}, &v),
                                                            target("master.w", "F32", {2}, &master)});
     CHECK(w == std::string(64, 'w'));
     CHECK(master == "mmmm1100");
@@ -381,6 +498,162 @@ TEST_CASE("looking for the newest run reads no weights") {
     CHECK(bytes_read() - before < 1 << 16);
     require_complete(temp.run() + "/step-000001");     // the counter counts
     CHECK(bytes_read() - before > 1 << 22);
+}
+
+TEST_CASE("C15: what any number of ranks saved, any other number reads, bit for bit") {
+    const Temp temp;
+    const Flat flat({{7}, {8, 8}, {3, 11}, {1}, {2, 64}}, 64);
+    for (const int writers : {1, 2, 3, 4}) {
+        CAPTURE(writers);
+        const std::string folder = save_together(temp.run(), writers, flat, 4, writers);
+        const std::vector<std::string> files = state_files(folder);
+        CHECK(files.size() == size_t(writers));
+        CHECK_NOTHROW(require_complete(folder));
+        for (const int n : {1, 2, 3, 4, 8}) CHECK((flat.read(files, n) == flat.values()));
+    }
+    const std::string four = temp.run() + "/step-000004";
+    CHECK(names_in(four + "/state") ==
+          Names{"complete", "optimizer-00001-of-00004.safetensors", "optimizer-00002-of-00004.safetensors",
+                "optimizer-00003-of-00004.safetensors", "optimizer-00004-of-00004.safetensors", "trainer.json"});
+    CHECK(fs::exists(temp.run() + "/step-000001/state/optimizer.safetensors"));
+    for (const char* same : {"model.safetensors", "config.json", "tokenizer.json"}) {
+        const std::string alone = save_checkpoint(temp.run("alone"), parts(4), 0);
+        CHECK(get(four + "/" + same) == get(alone + "/" + same));
+    }
+}
+
+TEST_CASE("C17: ranks that own a part of a row, or nothing at all, write no empty piece and read none") {
+    const Temp temp;
+    for (const std::vector<long>& shape : {std::vector<long>{1, 17}, {5}, {1, 1}, {5, 3}, {7}, {33, 2}})
+        for (const int ranks : {2, 4, 8}) {
+            CAPTURE(shape[0]);
+            CAPTURE(ranks);
+            const Flat flat({shape}, 1);
+            const std::vector<std::string> files = state_files(save_together(temp.run(), 1, flat, ranks, ranks));
+            CHECK(files.size() == size_t(ranks));
+            long elements = 0;
+            for (const std::string& path : files) {
+                const SafetensorsFile file(path);
+                for (const TensorInfo& t : file.tensors()) {
+                    CHECK(t.bytes() > 0);
+                    elements += long(t.bytes() / 4);
+                }
+            }
+            CHECK(elements == long(flat.tensors[0].values.size()));              // no padding
+            for (const int n : {1, 2, 3, 8}) CHECK((flat.read(files, n) == flat.values()));
+        }
+}
+
+TEST_CASE("C6: with the state of any writer cut, changed, gone or not listed, the older checkpoint is used") {
+    const Temp temp;
+    const Flat flat({{7}, {8, 8}, {100}}, 1);
+    const std::string older = save_together(temp.run(), 1, flat, 4, 4), newer = save_together(temp.run(), 2, flat, 4, 4);
+    REQUIRE(newest_checkpoint(temp.run()).folder == newer);
+    const auto falls_back = [&](const std::string& name) {
+        const Found found = newest_checkpoint(temp.run());
+        CHECK(found.folder == older);
+        REQUIRE(found.notes.size() == 1);
+        CHECK(contains(found.notes[0], newer + ": not a complete checkpoint: "));
+        CHECK(contains(found.notes[0], name));
+    };
+    for (const std::string& file : state_files(newer)) {
+        CAPTURE(file);
+        const std::string name = fs::path(file).filename(), whole = get(file);
+        std::string changed = whole;
+        changed.back() = char(changed.back() ^ 1);
+        for (const std::string& bytes : {changed, whole.substr(0, whole.size() - 1), std::string()}) {
+            put(file, bytes);
+            falls_back(name);
+        }
+        fs::remove(file);
+        falls_back(name);
+        put(file, whole);
+
+        const std::string mark = newer + "/state/complete", listed = get(mark);  // three of four, each of them whole
+        const size_t at = listed.find("\"state/" + name), end = listed.find('}', at);
+        put(mark, listed.substr(0, at) + listed.substr(listed.find('"', end)));
+        falls_back("the mark does not list state/optimizer-0000");
+        put(mark, listed);
+    }
+    CHECK(newest_checkpoint(temp.run()).folder == newer);
+}
+
+// Collective, as with sharded weights: each rank brings one letter, and all must be at the same tensor.
+TEST_CASE("weights that no rank has whole are fetched by all ranks in the order of the file, and are whole in it") {
+    const Temp temp;
+    Ranks ranks(3);
+    const std::string error = ranks.run(3, [&](const SaveGroup& group) {
+        CheckpointParts p = parts(1);
+        p.state = {source("m." + std::to_string(group.rank), "F32", {1}, "mmmm")};
+        p.weights.clear();
+        size_t id = 0;
+        for (const char* dtype : {"BF16", "F32", "U8", "BF16", "F64"}) {         // the file has wide ones first
+            const size_t bytes = dtype_bytes(dtype) * 3, mine = ++id;
+            p.weights.push_back({"w" + std::to_string(id), dtype, {3}, [&group, bytes, mine](void* to) {
+                std::string text;
+                for (const Digest& d : group.gather({mine, uint64_t('a' + group.rank)})) {
+                    if (d.bytes != mine) throw Error("ranks are at different tensors");
+                    text.append(bytes / 3, char(d.hash));
+                }
+                if ((to != nullptr) != (group.rank == 0)) throw Error("rank 0 writes, and nobody else");
+                if (to) std::memcpy(to, text.data(), bytes);
+            }});
+        }
+        save_checkpoint(temp.run(), p, 0, group);
+    });
+    CHECK(error == "");
+    const SafetensorsFile file(temp.run() + "/step-000001/model.safetensors");
+    REQUIRE(file.tensors().size() == 5);
+    for (const TensorInfo& t : file.tensors()) {
+        std::string bytes(t.bytes(), '?'), expected;
+        file.read(t, bytes.data());
+        for (const char letter : {'a', 'b', 'c'}) expected.append(bytes.size() / 3, letter);
+        CHECK(bytes == expected);
+    }
+}
+
+TEST_CASE("C19: a rank that fails at any stage of a save ends it for all, and the older checkpoint stays in use") {
+    for (const long step : {1, 2})                     // saved again, or behind it
+        for (const std::string stage : {"begin", "state", "gather", "weights", "meet"})
+            for (int bad = 0; bad < 3; ++bad) {
+                CAPTURE(step);
+                CAPTURE(stage);
+                CAPTURE(bad);
+                const Temp temp;
+                const Flat flat({{8, 8}}, 1);
+                const std::string older = save_together(temp.run(), 1, flat, 3, 3), mark = older + "/state/complete";
+                const std::string before = get(mark);
+                const std::string error = Ranks(3).run(3, [&](SaveGroup group) {
+                    const auto fail_at = [&, rank = group.rank](const std::string& now) {
+                        if (now == stage && rank == bad) throw Error("rank " + std::to_string(rank) + " fails");
+                    };
+                    CheckpointParts p = parts(step);
+                    p.state = flat.state(group.rank, 3);
+                    const auto fetch_state = p.state[0].fetch, fetch_weights = p.weights[0].fetch;
+                    p.state[0].fetch = [&](void* to) { fail_at("state"), fetch_state(to); };
+                    p.weights[0].fetch = [&](void* to) { fail_at("weights"), fetch_weights(to); };
+                    long calls = 0;
+                    const auto gather = group.gather;
+                    group.gather = [&](Digest mine) {
+                        const char* const stages[] = {"begin", "gather", "meet"};
+                        fail_at(stages[calls++]);
+                        return gather(mine);
+                    };
+                    p.trainer.tokens = 99;
+                    save_checkpoint(temp.run(), p, 0, group);
+                });
+                CHECK(error == "rank " + std::to_string(bad) + " fails");
+                const Found found = newest_checkpoint(temp.run());
+                const bool marked = read_trainer_state(found.folder).tokens == 99;
+                const bool late = stage == "meet" || (stage == "weights" && bad > 0);   // rank 0 needs nobody any more:
+                if (!late || bad == 0) CHECK(marked == late);                           // it may have come to the end
+                if (!marked) CHECK(found.folder == older);
+                if (!marked) CHECK(get(mark) == before);
+                CHECK((flat.read(state_files(found.folder), 2) == flat.values()));
+                const std::string next = save_together(temp.run(), 3, flat, 3, 3);
+                CHECK(newest_checkpoint(temp.run()).folder == next);
+                CHECK(newest_checkpoint(temp.run()).notes.empty());
+            }
 }
 
 }

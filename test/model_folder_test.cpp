@@ -80,18 +80,65 @@ TEST_CASE("missing, unexpected and different tensors are listed in one line befo
     std::string a(4, '?'), b(8, '?'), x(1, '?');
     const TensorTarget ta = target("a", "F32", {1}, &a), tb = target("b", "F32", {2, 1}, &b),
                        tx = target("x", "U8", {1}, &x), turned = target("b", "F32", {1, 2}, &b);
-    CHECK(error_of([&] { load_tensors(file, {ta, turned, target("m.a", "F32", {1}, &a)}); }) ==
+    CHECK(error_of([&] { load_tensors({file}, {ta, turned, target("m.a", "F32", {1}, &a)}); }) ==
           file + ": not the tensors that this model needs; missing: m.a; not expected: x; "
                  "different: b is F32 (2, 1), expected F32 (1, 2)");
-    CHECK(contains(error_of([&] { load_tensors(file, {ta, tb, target("x", "I8", {1}, &x)}); }),
+    CHECK(contains(error_of([&] { load_tensors({file}, {ta, tb, target("x", "I8", {1}, &x)}); }),
                    "different: x is U8 (1), expected I8 (1)"));
     std::vector<TensorTarget> many = {ta, tb, tx};
     for (char n = 'a'; n < 'm'; ++n) many.push_back(target(std::string("m") + n, "U8", {1}, &x));
-    CHECK(contains(error_of([&] { load_tensors(file, many); }),
+    CHECK(contains(error_of([&] { load_tensors({file}, many); }),
                    "missing: ma, mb, mc, md, me, mf, mg, mh, mi, mj and 2 more"));
     CHECK(a + b + x == std::string(13, '?'));
-    load_tensors(file, {tx, tb, ta});
+    load_tensors({file}, {tx, tb, ta});
     CHECK(a + b + x == "aaaabbbbbbbbx");
+}
+
+TEST_CASE("a tensor is put together from the pieces of several files, or only the elements that are wanted") {
+    const TempFolder temp;
+    const std::vector<std::string> files = {temp / "1", temp / "2", temp / "3"};
+    write_safetensors(files[0], {source("w@2", "U8", {3}, "cde"), source("whole", "U8", {2, 2}, "wxyz")}, {});
+    write_safetensors(files[1], {source("w@5", "U8", {1}, "f"), source("a@b", "U8", {1}, "?")}, {});
+    write_safetensors(files[2], {source("w@0", "U8", {2}, "ab")}, {});
+    for (long first = 0; first <= 6; ++first)
+        for (long count = 0; first + count <= 6; ++count) {
+            std::string w(size_t(count), '?');
+            std::vector<TensorTarget> targets = {target("w", "U8", {2, 3}, &w), {"whole", "U8", {2, 2}, {}},
+                                                 {"a@b", "U8", {1}, {}}};
+            targets[0].first = first, targets[0].count = count;
+            load_tensors(files, targets);
+            CHECK(w == std::string("abcdef").substr(size_t(first), size_t(count)));
+        }
+    std::string rest(2, '?');
+    TensorTarget whole = target("whole", "U8", {2, 2}, &rest);
+    whole.first = 2;                                   // and all behind it
+    load_tensors(files, {{"w", "U8", {6}, {}}, whole, {"a@b", "U8", {1}, {}}});
+    CHECK(rest == "yz");
+    CHECK(piece_name("w", 40) == "w@40");
+}
+
+TEST_CASE("pieces that leave a gap, overlap, end too early or late, or are of another kind are one line") {
+    const TempFolder temp;
+    const std::vector<std::string> files = {temp / "1", temp / "2"};
+    write_safetensors(files[0], {source("w@0", "U8", {2}, "ab")}, {});
+    std::string w(5, '?');
+    const auto error = [&](const std::vector<TensorSource>& others) {
+        write_safetensors(files[1], others, {});
+        const std::string line = error_of([&] { load_tensors(files, {target("w", "U8", {5}, &w)}); });
+        const std::string head = files[0] + " and 1 more: not the tensors that this model needs; different: ";
+        return line.starts_with(head) ? line.substr(head.size()) : line;
+    };
+    CHECK(error({source("w@3", "U8", {2}, "de")}) == "w lacks element 2");
+    CHECK(error({source("w@1", "U8", {4}, "bcde")}) == "w has element 1 twice");
+    CHECK(error({}) == "w has 2 elements in its pieces, expected 5");
+    CHECK(error({source("w@2", "U8", {4}, "cdef")}) == "w has 6 elements in its pieces, expected 5");
+    CHECK(error({source("w@2", "I8", {3}, "cde")}) == "w@2 is I8 (3), expected a piece of U8 (5)");
+    CHECK(error({source("w@2", "U8", {3, 1}, "cde")}) == "w@2 is U8 (3, 1), expected a piece of U8 (5)");
+    CHECK(contains(error({source("w@-2", "U8", {3}, "cde")}), "not expected: w@-2"));
+    CHECK(contains(error({source("w", "U8", {5}, "abcde")}), "not expected: w"));
+    CHECK(w == "?????");
+    CHECK(error({source("w@2", "U8", {3}, "cde")}) == "");
+    CHECK(w == "abcde");
 }
 
 TEST_CASE("a model in shards is loaded by its index, which must tell the truth") {
@@ -154,6 +201,14 @@ TEST_CASE("every type is read as every other: rounded to nearest, ties to even, 
     CHECK(loaded<float>("F64", doubles, "F32")[1] == float(tie));
     CHECK(loaded<double>("BF16", std::vector<uint16_t>{0x3F81, 0xFF80}, "F64") ==
           std::vector<double>{1 + 1.0 / 128, -INFINITY});
+    std::string last(8, '?');                          // a part of a tensor is converted like the whole
+    const TempFolder temp;
+    const std::string bytes = bytes_of(std::vector<uint16_t>{1, 0x3F80, 0x4000});
+    write_safetensors(temp / "model.safetensors", {source("w", "BF16", {3}, bytes)}, {});
+    TensorTarget part = target("w", "F32", {3}, &last);
+    part.first = 1, part.count = 2;
+    load_model_tensors(temp.path.string(), {part});
+    CHECK(last == bytes_of(std::vector<float>{1, 2}));
     const std::vector<uint16_t> odd = {0x7F81, 0xFFFF, 1};   // a type of its own is copied: NaNs keep their bits
     CHECK(bits(loaded<bf16>("BF16", odd, "BF16")) == std::vector<int>{0x7F81, 0xFFFF, 1});
     CHECK(contains(error_of([&] { loaded<float>("I32", std::vector<int>{1}, "F32"); }),
@@ -165,7 +220,7 @@ TEST_CASE("B8: optimizer state that is missing or of another type is an error th
     const std::string file = temp / "optimizer.safetensors";
     std::string m(4, '?'), v(4, '?');
     const std::vector<TensorTarget> state = {target("m.w", "F32", {1}, &m), target("v.w", "F32", {1}, &v)};
-    const auto error = [&] { return error_of([&] { load_tensors(file, state); }); };
+    const auto error = [&] { return error_of([&] { load_tensors({file}, state); }); };
     CHECK(contains(error(), file + ": cannot be opened"));
     write_safetensors(file, {source("m.w", "F32", {1}, "mmmm")}, {});
     CHECK(contains(error(), "missing: v.w"));

@@ -98,11 +98,25 @@ inline Parser checkpoint_parser(const std::string& name, const std::string& file
     return {name, {get(path)}, [=](const std::string& bytes) {
         put(path, bytes);
         if (file == "state/trainer.json") require_same_facts(read_trainer_state(folder), parts.trainer.facts);
-        else newest_run(folder_of_parsers()), newest_checkpoint(run), require_complete(folder);
+        else newest_run(folder_of_parsers()), newest_checkpoint(run), require_complete(folder), state_files(folder);
     }};
 }
 inline Parser trainer_parser() { return checkpoint_parser("trainer", "state/trainer.json"); }
 inline Parser mark_parser() { return checkpoint_parser("mark", "state/complete"); }
+
+// Tensors in pieces, of which another file holds one; what is wanted lies across them.
+inline Parser pieces_parser() {
+    const std::string path = folder_of_parsers() + "/pieces", other = folder_of_parsers() + "/other-pieces";
+    write_safetensors(path, {source("m.w@0", {3}, "aaaabbbbcccc"), source("m.w@5", {1}, "ffff"),
+                             source("v.w", {3, 2}, std::string(24, 'v'))}, {});
+    write_safetensors(other, {source("m.w@3", {2}, "ddddeeee")}, {});
+    return {"pieces", {get(path)}, [=](const std::string& bytes) {
+        put(path, bytes);
+        std::string read(16, '?');
+        const auto store = [&](const void* from) { std::memcpy(read.data(), from, read.size()); };
+        load_tensors({path, other}, {{"m.w", "F32", {3, 2}, store, 2}, {"v.w", "F32", {3, 2}, store, 1, 4}});
+    }};
+}
 
 inline Parser index_parser() {
     const std::string folder = folder_of_parsers() + "/shards", path = folder + "/model.safetensors.index.json";
@@ -160,7 +174,7 @@ inline Parser shard_parser() {
 inline const std::vector<Parser>& all_parsers() {
     static const std::vector<Parser> all = {
         safetensors_parser(), hf_config_parser(), tokenizer_parser(), recipe_parser(), trainer_parser(),
-        mark_parser(),        index_parser(),     log_parser(),       text_parser(),
+        mark_parser(),        index_parser(),     pieces_parser(),    log_parser(),   text_parser(),
         jsonl_parser(),       shard_parser()};
     return all;
 }
