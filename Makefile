@@ -206,8 +206,10 @@ parity:
 pictures: $(PROGRAM)
 	@dev/pictures.sh
 # How near a step is to its own matrix products and to the machine; BENCH="124M-B4-T64 bf16" picks rows (dev/bench).
-bench: $(BUILD)/bench
-	@./$< $(BENCH)
+# BENCH=ranks: two ranks with a core each next to one with both (dev/bench/ranks.sh).
+bench: $(BUILD)/bench $(PROGRAM)
+	@$(if $(filter ranks,$(BENCH)),,./$< $(BENCH))
+	@$(if $(filter-out ranks,$(BENCH)),,dev/bench/ranks.sh)
 $(BUILD)/bench: $(BUILD)/cpu/dev/bench/bench.o $(BODIES)
 	@$(LINK)
 
