@@ -221,7 +221,8 @@ inline void Comm::await(Pending& p) {
     ledger[{c.axis, c.op, p.purpose.what}].ms += milliseconds_since(begin);
     if (device.watch)
         device.watch->travelled({.where = c.where, .bytes = double(ring_bytes(c, size(c.axis))), .lane = Lane::wire,
-                                  .op = op_names[int(c.op)], .what = p.purpose.what, .unit = p.purpose.unit}, latest);
+                                  .op = op_names[int(c.op)], .what = p.purpose.what, .unit = p.purpose.unit,
+                                  .ranks = size(c.axis)}, latest);
     p = {};
 }
 
@@ -243,6 +244,38 @@ inline void Comm::compare(const Call& c) {
         const auto trim = [](std::string s) { return s.substr(0, s.find_last_not_of(' ') + 1); };
         disagree(mesh.rank, trim(mine), mesh.peer(c.axis, i), trim(other));
     }
+}
+
+// On rank 0 what all ranks have, one behind the other in their order; on the others nothing. All ranks call it, with
+// lists of any length: on each axis, the innermost first, the first rank receives what the others have by then.
+template <class T> std::vector<T> collect(Comm& comm, std::vector<T> mine, Purpose p) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const auto chars = [](const Buffer& b) { return View<char>(static_cast<char*>(b.data()), 1, long(b.bytes())); };
+    for (size_t i = std::size(all_axes); i-- > 0;) {
+        const Axis a = all_axes[i];
+        const auto send = [&](const void* from, size_t bytes) {
+            const Buffer b(bytes);
+            copy_bytes(comm.device, b.data(), from, bytes);
+            comm.await(comm.send<char>(a, chars(b), 0, p));
+        };
+        const auto receive = [&](void* to, size_t bytes, int from) {
+            const Buffer b(bytes);
+            comm.await(comm.receive(a, chars(b), from, p));
+            copy_bytes(comm.device, to, b.data(), bytes);
+        };
+        size_t count = mine.size();
+        if (comm.mesh.at(a) > 0) {
+            send(&count, sizeof count);
+            send(mine.data(), count * sizeof(T));
+            return {};
+        }
+        for (int from = 1; from < comm.size(a); ++from) {
+            receive(&count, sizeof count, from);
+            mine.resize(mine.size() + count);
+            receive(mine.data() + mine.size() - count, count * sizeof(T), from);
+        }
+    }
+    return mine;
 }
 
 }  // namespace baretrain

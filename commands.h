@@ -90,6 +90,23 @@ template <class Use> int with_type(const std::string& dtype, Use use) {
     fail("dtype " + dtype + " is not built yet; only fp32, bf16 and fp64 work so far");
 }
 
+// ---- what a run does now and then -----------------------------------------------------------------------------------
+// The same 0 for all ranks, the begin of rank 0.
+template <class T> TraceClock trace_clock(Trainer<T>& t, Clock::time_point begin) {
+    const double zero = t.agree({t.comm.first() ? double(begin.time_since_epoch().count()) : 0.0, 0}, "control")[0];
+    const Config& c = t.config;
+    return {c.clock == "wall", c.clock_flops, c.clock_bytes, c.clock_wire,
+            Clock::time_point(Clock::duration(long(zero)))};
+}
+
+template <class T> std::string sample_of(Trainer<T>& t, const Tokenizer& tokenizer) {
+    const Config& c = t.config;
+    const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
+    Generator<T> generator(t.context, t.weights, c.seq);
+    const std::string prompt = c.prompt.empty() ? "\n" : c.prompt;   // in the middle of a file, not at its head
+    return sample(generator, tokenizer, prompt, c.tokens, how, [](const std::string&) {});
+}
+
 // ---- generate -------------------------------------------------------------------------------------------------------
 template <class T> int generate(const Config& c) {
     const Tokenizer tokenizer = load_tokenizer(c.model);
@@ -193,7 +210,7 @@ template <class T, class Step> int print_explanation(const Config& c, Step step)
     t.device.watch = &trace;
     dry_step(t, step);
     std::printf("A step of rank 0 in %s, counted, not run; micro-batches: %ld, of %ld x %ld tokens.\n%s",
-                config.dtype.c_str(), t.micro_batches(), config.batch, config.seq, explain(trace).c_str());
+                config.dtype.c_str(), t.micro_batches(), config.batch, config.seq, explain(trace.events()).c_str());
     return 0;
 }
 

@@ -49,7 +49,7 @@ struct Config {
     std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder
     long trace = 0;                                    // steps to trace, from the second on; 0: none
     std::string clock = "wall";                        // wall, virtual
-    double clock_flops = 1e12, clock_bytes = 1e11;     // of the virtual clock
+    double clock_flops = 1e12, clock_bytes = 1e11, clock_wire = 1e10;   // of the virtual clock
     bool explain = false;
     long save_every = 200, keep = 2, eval_every = 200, sample_every = 400, log_every = 20;   // 0: never
     double spike_z = 6;                                // deviations that make a loss a spike; 0: off

@@ -36,24 +36,34 @@ const std::vector<Kind> kinds = {
                               {"decide", "the norm; clips it; skips the step if it is not finite"}}},
     {"data", "#72b7b2", {{"next_rows", "reads tokens and targets"}, {"upload", "tokens and targets to the device"}}},
     {"save", "#eeca3b", {{"save", "writes a checkpoint"}}},
+    {"between ranks", "#ff9da6", {}},
     {"other", "#999999", {}},
 };
 const Kind& kind_of(const Event& e) {
-    const std::string name = operation(e.work);
-    return *std::find_if(kinds.begin(), kinds.end() - 1, [&](const Kind& k) { return k.operations.count(name) > 0; });
+    if (e.work.ranks > 1) return kinds[kinds.size() - 2];
+    return *std::find_if(kinds.begin(), kinds.end() - 1, [&](const Kind& k) { return k.operations.count(e.name) > 0; });
 }
 
-std::vector<Event> work_of(const Trace& trace) {
-    std::vector<Event> work = trace.events();
-    std::erase_if(work, [](const Event& e) { return e.mark != Mark::none; });
-    return work;
+Events work_of(Events all) {
+    std::erase_if(all, [](const Event& e) { return e.mark != Mark::none; });
+    return all;
+}
+
+std::vector<Events> by_rank(const Events& all) {
+    std::map<int, Events> ranks;
+    for (const Event& e : all) ranks[e.rank].push_back(e);
+    std::vector<Events> list;
+    for (auto& [rank, events] : ranks) list.push_back(std::move(events));
+    return list;
 }
 
 // Of the table of parameters: the ends, then the blocks.
 std::string unit_name(long unit) { return unit > 0 ? concat("block ", unit - 1) : unit ? "no unit" : "the ends"; }
 std::string microseconds(long ns) { return format("%ld.%03ld", ns / 1000, ns % 1000); }
 std::string size_text(double bytes) {
-    return bytes < 99950 ? format("%.1f kB", bytes / 1e3) : format("%.1f MB", bytes / 1e6);
+    return bytes < 1000    ? format("%.0f bytes", bytes)
+           : bytes < 99950 ? format("%.1f kB", bytes / 1e3)
+                           : format("%.1f MB", bytes / 1e6);
 }
 
 // Of an event, or of several that differ in their sizes, which it adds up.
@@ -65,11 +75,15 @@ std::string sentence(const Event& e, long pieces = 1) {
     if (e.mark != Mark::none) return leased + " the gradients" + (e.mark == Mark::open ? whose + size : "");
     const Work& w = e.work;
     const auto& words = kind_of(e).operations;
-    std::string text = operation(w) + (words.empty() ? "" : concat(": ", words.at(operation(w))));
+    std::string text = e.name;
+    if (w.ranks > 1) {
+        text.replace(text.find(' '), 1, " of the ");
+        text += concat(w.unit < 0 ? "" : " of " + unit_name(w.unit), " among ", w.ranks, " ranks");
+    } else if (!words.empty()) text += concat(": ", words.at(e.name));
     if (w.rows) text += format(", (%ld x %ld) (%ld x %ld)", w.rows, w.inner, w.inner, w.cols);
     if (pieces > 1) text += format(", %ld times", pieces);
     if (w.flops > 0) return text + format(", %.3f GFLOP", w.flops / 1e9);
-    return w.bytes > 0 ? text + ", " + size : text;
+    return w.bytes > 0 ? text + ", " + size + (w.ranks > 1 ? " sent" : "") : text;
 }
 
 }  // namespace
@@ -86,17 +100,20 @@ long Trace::now() const {
                        : virtual_now_;
 }
 
-Event Trace::event() const {
+Event Trace::event(const Work& work) const {
     Event e;
-    e.step = step_, e.unit = leased_.empty() ? -1 : leased_.back(), e.micro = micro_, e.begin = now();
+    e.work = work, e.rank = rank_, e.step = step_, e.micro = micro_;
+    e.unit = work.unit >= 0 ? work.unit : leased_.empty() ? -1 : leased_.back();
+    std::snprintf(e.name, sizeof e.name, "%s", operation(work).c_str());
+    e.work.where = {}, e.work.op = e.work.what = nullptr;   // pointers: of no use to another process
+    e.begin = now();
     return e;
 }
 
 void Trace::begin(const Work& work) {
     if (depth_++) return;
     open_ = events_.size();
-    events_.push_back(event());
-    events_.back().work = work;
+    events_.push_back(event(work));
 }
 
 void Trace::end() {
@@ -113,8 +130,8 @@ void Trace::mark(Mark what, long index, double bytes) {
     if (what == Mark::micro) micro_ = index, leased_.clear();
     if (what == Mark::gather || what == Mark::open) leased_.push_back(index);
     if (what == Mark::update) leased_.assign(1, index);
-    Event e = event();
-    e.mark = what, e.work.bytes = bytes, e.end = e.begin;
+    Event e = event({.where = {}, .bytes = bytes});
+    e.mark = what, e.end = e.begin;
     events_.push_back(e);
     if (what != Mark::release && what != Mark::hand_over) return;
     const auto last = std::find(leased_.rbegin(), leased_.rend(), index);
@@ -122,8 +139,17 @@ void Trace::mark(Mark what, long index, double bytes) {
     if (leased_.empty()) micro_ = -1;                  // the ends are leased as long as a micro-batch lasts
 }
 
+void Trace::travelled(const Work& work, long latest) {
+    Event e = event(work);
+    e.begin = std::max(latest, wire_free_);
+    e.end = wire_free_ = clock_.real ? now() : e.begin + std::lround(1e9 * work.bytes / clock_.wire);
+    virtual_now_ = std::max(virtual_now_, e.end);
+    events_.push_back(e);
+}
+
 // Compilers say "View<T> baretrain::f(View<T>) [with T = float]", and in a lambda "baretrain::f<float>(View<T>)::...".
 std::string operation(const Work& work) {
+    if (work.op) return concat(work.op, " ", work.what);
     const std::string name = work.where.function_name(), head = name.substr(0, name.find('('));
     const size_t end = head.ends_with('>') ? head.find('<') : head.size();
     const size_t begin = head.find_last_of(" :*&", end - 1) + 1;
@@ -132,24 +158,25 @@ std::string operation(const Work& work) {
 
 // ---- trace.json -----------------------------------------------------------------------------------------------------
 // Threads count from 1: Perfetto keeps 0 for itself.
-std::string trace_json(const Ranks& ranks) {
+std::string trace_json(const Events& ranks) {
     std::string out;
-    const auto add = [&](const Trace& t, int lane, const std::string& name, const std::string& rest) {
-        out += format("%s{\"pid\": %d, \"tid\": %d, \"name\": \"", out.empty() ? "" : ",\n", t.rank, lane + 1) + name +
+    const auto add = [&](int rank, int lane, const std::string& name, const std::string& rest) {
+        out += format("%s{\"pid\": %d, \"tid\": %d, \"name\": \"", out.empty() ? "" : ",\n", rank, lane + 1) + name +
                "\", \"ph\": " + rest + "}}";
     };
-    for (const Trace* t : ranks) {
-        add(*t, 0, "process_name", format("\"M\", \"args\": {\"name\": \"rank %d\"", t->rank));
+    for (const Events& events : by_rank(ranks)) {
+        const int rank = events[0].rank;
+        add(rank, 0, "process_name", format("\"M\", \"args\": {\"name\": \"rank %d\"", rank));
         for (int lane = 0; lane < 4; ++lane)
-            add(*t, lane, "thread_name", format("\"M\", \"args\": {\"name\": \"%s\"", lane_names[lane]));
-        for (const Event& e : t->events()) {
+            add(rank, lane, "thread_name", format("\"M\", \"args\": {\"name\": \"%s\"", lane_names[lane]));
+        for (const Event& e : events) {
             const bool work = e.mark == Mark::none;
             const std::string at = ", \"ts\": " + microseconds(e.begin) + ", \"args\": {";
-            add(*t, int(work ? e.work.lane : Lane::wire), work ? operation(e.work) : mark_names[int(e.mark)],
+            add(rank, int(work ? e.work.lane : Lane::wire), work ? e.name : mark_names[int(e.mark)],
                 (work ? "\"X\", \"dur\": " + microseconds(e.end - e.begin) : "\"i\", \"s\": \"t\"") + at +
                     format("\"step\": %ld, \"unit\": %ld, \"micro\": %ld, ", e.step, e.unit, e.micro) +
                     format("\"bytes\": %.0f, \"flops\": %.0f", e.work.bytes, e.work.flops));
-            if (work) add(*t, 0, "memory", "\"C\"" + at + format("\"bytes\": %zu", e.memory));
+            if (e.memory > 0) add(rank, 0, "memory", "\"C\"" + at + format("\"bytes\": %zu", e.memory));
         }
     }
     return "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + out + "\n]}\n";
@@ -166,10 +193,10 @@ struct Picture {
 };
 
 // What is narrower than a pixel joins its neighbour and has the colour of the longest.
-std::string lane_svg(const Trace& trace, const Picture& p, bool wire) {
+std::string lane_svg(const Events& rank, const Picture& p, bool wire) {
     std::vector<Event> boxes;
     long longest = 0;
-    for (const Event& e : work_of(trace)) {
+    for (const Event& e : work_of(rank)) {
         if ((e.work.lane == Lane::wire) != wire) continue;
         if (boxes.empty() || p.x(e.end) - p.x(boxes.back().begin) > 1) boxes.push_back(e), longest = 0;
         const long begin = boxes.back().begin;
@@ -187,9 +214,9 @@ std::string lane_svg(const Trace& trace, const Picture& p, bool wire) {
 }
 
 // Of the pieces in one pixel the one that needs most.
-std::string memory_svg(const Trace& trace, const Picture& p) {
+std::string memory_svg(const Events& rank, const Picture& p) {
     std::map<long, size_t> most;
-    for (const Event& e : work_of(trace))
+    for (const Event& e : rank)
         if (size_t& m = most[long(p.x(e.begin))]; e.memory > m) m = e.memory;
     std::string path = "<path fill=\"#4c78a8\" fill-opacity=\"0.5\" d=\"M64 172";
     for (const auto& [x, bytes] : most) path += format("H%ldV%.1f", x, p.y(bytes));
@@ -198,36 +225,36 @@ std::string memory_svg(const Trace& trace, const Picture& p) {
 
 }  // namespace
 
-std::string trace_html(const Ranks& ranks, size_t planned) {
+std::string trace_html(const Events& all, size_t planned) {
     Picture p;
     p.most = planned;
     std::map<std::string, double> busy;                // nanoseconds of each kind
-    for (const Trace* t : ranks)
-        for (const Event& e : work_of(*t)) {
-            p.first = std::min(p.first, e.begin), p.last = std::max(p.last, e.end), p.most = std::max(p.most, e.memory);
-            busy[kind_of(e).name] += double(e.end - e.begin);
-        }
-    const double all = double(std::max(1L, p.last - p.first)) * double(ranks.size());
+    for (const Event& e : work_of(all)) {
+        p.first = std::min(p.first, e.begin), p.last = std::max(p.last, e.end), p.most = std::max(p.most, e.memory);
+        busy[kind_of(e).name] += double(e.end - e.begin);
+    }
+    const std::vector<Events> ranks = by_rank(all);
+    const double time = double(std::max(1L, p.last - p.first)) * double(ranks.size());
     std::string html = "<figure class=\"trace\"><figcaption>What these steps did when</figcaption><p>";
     for (const auto& [kind, colour, operations] : kinds)
         if (busy[kind] > 0)
             html += format("<span style=\"color: %s\">&#9632;</span>&nbsp;%s&nbsp;", colour, kind) +
-                    format("%.1f&nbsp;%% ", 100 * busy[kind] / all);
+                    format("%.1f&nbsp;%% ", 100 * busy[kind] / time);
     html += "of the time</p>";
-    for (const Trace* t : ranks) {
+    for (const Events& rank : ranks) {
         html += "<svg viewBox=\"0 0 720 176\" fill=\"currentColor\" font-size=\"12\" role=\"img\" " +
-                format("aria-label=\"rank %d by time\">", t->rank) + lane_svg(*t, p, false) + lane_svg(*t, p, true) +
-                memory_svg(*t, p);
+                format("aria-label=\"rank %d by time\">", rank[0].rank) + lane_svg(rank, p, false) +
+                lane_svg(rank, p, true) + memory_svg(rank, p);
         size_t top = 0;
         long step = 0;
-        for (const Event& e : t->events()) {
+        for (const Event& e : rank) {
             top = std::max(top, e.memory);
             if (std::exchange(step, e.step) == e.step) continue;
             html += format("<path stroke=\"currentColor\" d=\"M%.1f 0V172\"/>", p.x(e.begin)) +
                     format("<text x=\"%.1f\" y=\"10\">step %ld</text>", p.x(e.begin) + 3, e.step);
         }
         html += format("<path stroke=\"currentColor\" stroke-dasharray=\"6 4\" d=\"M64 %.1fH708\"/>", p.y(planned)) +
-                format("</svg><p>rank %d, %.4g ms: at most ", t->rank, double(p.last - p.first) / 1e6) +
+                format("</svg><p>rank %d, %.4g ms: at most ", rank[0].rank, double(p.last - p.first) / 1e6) +
                 format("%zu bytes in use, a step was planned with %zu (dashed)</p>", top, planned);
     }
     return html + "</figure>\n";
@@ -236,30 +263,33 @@ std::string trace_html(const Ranks& ranks, size_t planned) {
 // ---- sentences ------------------------------------------------------------------------------------------------------
 namespace {
 
-// Lines that begin with a tab get numbers in the end.
-struct Section { long number; std::string title; std::vector<std::string> lines; };
+// Lines that begin with a tab get numbers in the end. What is said of another block is equal where that is as far away.
+struct Line {
+    std::string text, meaning = text;
+    bool operator==(const Line& other) const { return meaning == other.meaning; }
+};
+struct Section { long number; std::string title; std::vector<Line> lines; };
 
 // Neighbours with a title that are equal but for it are said once.
-std::vector<std::string> fold(const std::vector<Section>& all, const std::string& plural) {
-    std::vector<std::string> lines;
+std::vector<Line> fold(const std::vector<Section>& all, const std::string& plural) {
+    std::vector<Line> lines;
     for (size_t i = 0, end; i < all.size(); i = end) {
         for (end = i + 1; end < all.size() && all[end].lines == all[i].lines && !all[i].title.empty();) ++end;
-        if (!all[i].title.empty()) lines.push_back(all[i].title);
+        if (!all[i].title.empty()) lines.push_back({all[i].title});
         lines.insert(lines.end(), all[i].lines.begin(), all[i].lines.end());
         if (end > i + 1)
-            lines.push_back(concat(plural, " ", all[i + 1].number, " to ", all[end - 1].number, ": the same"));
+            lines.push_back({concat(plural, " ", all[i + 1].number, " to ", all[end - 1].number, ": the same")});
     }
     return lines;
 }
 
 }  // namespace
 
-std::string explain(const Trace& step) {
+std::string explain(const Events& all) {
     std::vector<Section> micros, units;
-    const std::vector<Event>& all = step.events();
     const auto alike = [](const Event& a, const Event& b) {
         return a.mark == Mark::none && b.mark == Mark::none && a.unit == b.unit && a.micro == b.micro &&
-               !a.work.rows && operation(a.work) == operation(b.work);
+               !a.work.rows && std::string(a.name) == b.name;
     };
     const auto close = [&] {
         if (!micros.empty()) micros.back().lines = fold(std::exchange(units, {}), "blocks");
@@ -270,25 +300,31 @@ std::string explain(const Trace& step) {
             e.work.bytes += all[end].work.bytes, e.work.flops += all[end].work.flops;
         if (micros.empty() || micros.back().number != e.micro + 1) {
             close();
-            micros.push_back({e.micro + 1, e.micro < 0 ? "update" : concat("micro-batch ", e.micro + 1), {}});
+            const char* const around = micros.empty() ? "before" : "update";
+            micros.push_back({e.micro + 1, e.micro < 0 ? around : concat("micro-batch ", e.micro + 1), {}});
         }
         if (e.mark == Mark::micro || e.mark == Mark::update) continue;
-        if (units.empty() || units.back().number != e.unit - 1)
+        const bool wire = e.work.ranks > 1;            // told where it is awaited, whatever unit it is for
+        if (units.empty() || (units.back().number != e.unit - 1 && !wire))
             units.push_back({e.unit - 1, e.unit > 0 ? "  " + unit_name(e.unit) : "", {}});
-        units.back().lines.push_back("\t" + sentence(e, long(end - i)));
+        units.back().lines.push_back({"\t" + sentence(e, long(end - i))});
+        if (!wire || e.work.unit <= 0) continue;
+        e.work.unit = 1;
+        units.back().lines.back().meaning = concat(sentence(e), e.unit - units.back().number);
     }
     close();
     std::string text;
     long number = 0;
-    for (const std::string& line : fold(micros, "micro-batches"))
+    for (const auto& [line, meaning] : fold(micros, "micro-batches"))
         text += (line[0] == '\t' ? format("%4ld. ", ++number) + line.substr(1) : line) + "\n";
-    double products = 0, attention = 0, moved = 0, top = 0;
-    for (const Event& e : work_of(step)) {
-        (e.work.rows ? products : attention) += e.work.flops, moved += e.work.bytes;
+    double products = 0, attention = 0, moved = 0, sent = 0, top = 0;
+    for (const Event& e : work_of(all)) {
+        (e.work.rows ? products : attention) += e.work.flops, (e.work.ranks > 1 ? sent : moved) += e.work.bytes;
         top = std::max(top, double(e.memory));
     }
     return text + format("in all %.3f GFLOP of products, %.3f of attention, ", products / 1e9, attention / 1e9) +
-           size_text(moved) + " moved, at most " + size_text(top) + " in use\n";
+           size_text(moved) + " moved, " + (sent > 0 ? size_text(sent) + " sent, " : "") + "at most " + size_text(top) +
+           " in use\n";
 }
 
 }  // namespace baretrain

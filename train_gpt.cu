@@ -198,7 +198,7 @@ template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) 
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
     Progress progress{"training", t.step, folder != nullptr};
     const long first = std::min(t.step + 2, c.steps), last = std::min(first + c.trace - 1, c.steps);   // 1 warms up
-    Trace trace({c.clock == "wall", c.clock_flops, c.clock_bytes}, [&] { return wait(t.device), t.arena.high(); });
+    Trace trace(trace_clock(t, r.begin), [&] { return wait(t.device), t.arena.high(); }, t.comm.mesh.rank);
     BlackBox box(c.out, c.spike_z);
     auto drawn = Clock::now();
     double pause = 0;                                  // before the page is written again: it takes 1 % of the time
@@ -222,8 +222,10 @@ template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) 
             const std::string saved = save(t, r.corpus, r.tokenizer, c.out);
             if (folder) std::printf("saved %s\n", saved.c_str());
         }
-        if (std::exchange(t.device.watch, nullptr) && (t.stop || t.step == last) && folder)
-            folder->trace(trace_json({&trace}), trace_html({&trace}, r.plan.step));
+        if (std::exchange(t.device.watch, nullptr) && (t.stop || t.step == last)) {
+            const Events ranks = collect(t.comm, trace.events(), {"trace"});
+            if (folder) folder->trace(trace_json(ranks), trace_html(ranks, r.plan.step));
+        }
         const bool evaluated = due(c.eval_every) && val.windows() > 0;
         if (evaluated) {                               // after the save: whatever happens here, the run is on the disk
             const LossSum mine = evaluate(t.context, t.weights, t.rows, val, t.share(),
@@ -236,10 +238,7 @@ template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) 
             std::printf("%s\n", log_line(log, c.steps).c_str());
         else progress(t.step, c.steps);
         if (due(c.sample_every) && r.tokenizer.has_text()) {   // all ranks write it, as all have a part of the weights
-            const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
-            Generator<T> generator(t.context, t.weights, c.seq);
-            const std::string prompt = c.prompt.empty() ? "\n" : c.prompt;   // in the middle of a file, not at its head
-            const std::string text = sample(generator, r.tokenizer, prompt, c.tokens, how, [](const std::string&) {});
+            const std::string text = sample_of(t, r.tokenizer);
             if (folder) std::printf("---- sample after step %ld ----\n", t.step), show_text(text + "\n----\n");
             if (folder) folder->sample(t.step, text);
         }

@@ -126,6 +126,7 @@ inline Table run_keys(Config& c) {
         {"clock", &c.clock, {.words = {"wall", "virtual"}}, train, seldom, "of the trace; virtual: rates, not time"},
         {"clock-flops", &c.clock_flops, positive, train, seldom, "virtual clock: operations of products a second"},
         {"clock-bytes", &c.clock_bytes, positive, train, seldom, "virtual clock: bytes a second, for all else"},
+        {"clock-wire", &c.clock_wire, positive, train, seldom, "virtual clock: bytes a second, between ranks"},
     }}, {"sampling", {
         {"prompt", &c.prompt, any, both, often, "text to continue"},
         {"tokens", &c.tokens, count, both, often, "tokens to generate"},

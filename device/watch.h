@@ -16,7 +16,7 @@ struct Work {
     Lane lane = Lane::compute;
     long rows = 0, inner = 0, cols = 0;
     const char *op = nullptr, *what = nullptr;         // of a collective: which, and of what
-    long unit = -1;                                    // of a collective: what it was started for
+    long unit = -1, ranks = 1;                         // of a collective: what it was started for, among how many
 };
 
 // No work, but what the work behind it is for: micro-batch i begins; the weights (gather, release) or the gradients

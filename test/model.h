@@ -114,6 +114,21 @@ template <class T> struct Model {
     }
 };
 
+// body(trainer) of each of c.ranks ranks, as threads; each has exactly the memory that is planned for it.
+template <class T, class Body> void on_ranks(const Config& c, Body body) {
+    const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
+    const size_t bytes = plan_of<T>(c, params).peak;
+    ThreadWorld world;
+    run_threads(world, int(c.ranks), [&](int rank) {
+        const Mesh mesh = mesh_of(c, rank);
+        ThreadEngine engine(world, mesh, Device{.team = 1});
+        Arena arena(bytes);
+        Trainer<T> t(c, params, arena, {mesh, &engine, 1});
+        t.optimizer.initialise(t.device, 1);
+        body(t);
+    });
+}
+
 // Documents of these lengths with tokens of their own; every `skip`-th target is ignored.
 inline Rows make_rows(const std::vector<int>& lengths, int which, int skip = 0, int vocab = 17) {
     Rows m;

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-const TraceClock virtual_clock{false, 4e9, 1e9};
+const TraceClock virtual_clock{false, 4e9, 1e9, 2e9};
 
 // A trainer that a trace watches. Dry, or with weights.
 template <class T> struct Traced {
@@ -24,7 +24,7 @@ template <class T> struct Traced {
     Traced(Model<T>* real, const TraceClock& clock = virtual_clock)
         : model(real), t(real->t), trace(clock, [this] { return t.arena.high(); }) { watch(); }
     Traced(const Config& c, const Params& p)
-        : planned(std::make_unique<Trainer<T>>(c, p, dry)), t(*planned),
+        : planned(std::make_unique<Trainer<T>>(c, p, dry, Rank{mesh_of(c)})), t(*planned),
           trace(virtual_clock, [this] { return t.arena.high(); }) { watch(); }
     void watch() {
         trace.step(1);
@@ -32,8 +32,8 @@ template <class T> struct Traced {
     }
 };
 
-std::vector<Event> work_of(const Trace& trace) {
-    std::vector<Event> work = trace.events();
+Events work_of(const Trace& trace) {
+    Events work = trace.events();
     std::erase_if(work, [](const Event& e) { return e.mark != Mark::none; });
     return work;
 }
@@ -53,6 +53,30 @@ std::vector<Rows> rows_for(const Sizes& z) {
     return micros;
 }
 Work work(double bytes, double flops = 0, Lane lane = Lane::compute) { return {Where::current(), bytes, flops, lane}; }
+Work sent(double bytes, const char* op, const char* what, long unit) {
+    return {.where = Where::current(), .bytes = bytes, .lane = Lane::wire, .op = op, .what = what, .unit = unit, .ranks = 3};
+}
+Events joined(Events first, const Events& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+}
+
+// The events of a step of `ranks` ranks, as rank 0 gets them.
+template <class T> Events traced_ranks(Config c, const TraceClock& clock) {
+    c.tokens_per_step *= c.ranks;
+    Events all;
+    on_ranks<T>(c, [&](Trainer<T>& t) {
+        Trace trace(clock, [&] { return t.arena.high(); }, t.comm.mesh.rank);
+        trace.step(1);
+        t.device.watch = &trace;
+        train_step(t, rows_for({c.seq, c.batch, t.micro_batches()}));
+        t.device.watch = nullptr;
+        const Events ranks = collect(t.comm, trace.events(), {"trace"});
+        if (t.comm.first()) all = ranks;
+        else CHECK(ranks.empty());
+    });
+    return all;
+}
 
 }  // namespace
 
@@ -80,7 +104,7 @@ TEST_CASE("the events of a step are its launches and products, run or dry, and s
                 of_products += e.work.rows > 0;
                 if (e.work.rows) CHECK(e.work.flops == 2.0 * double(e.work.rows * e.work.inner * e.work.cols));
                 (e.work.rows ? matmul : attention) += e.work.flops;
-                CHECK(e.work.bytes + e.work.flops + double(operation(e.work) == "decide") > 0);
+                CHECK(e.work.bytes + e.work.flops + double(std::string(e.name) == "decide") > 0);
             }
             CHECK(of_products == products);
             CHECK(compute == dry.t.device.launches + products);
@@ -88,7 +112,7 @@ TEST_CASE("the events of a step are its launches and products, run or dry, and s
             CHECK(matmul == plan.matmul_flops);
             CHECK(attention == plan.attention_flops);
             CHECK(real.t.device.launches - before >= dry.t.device.launches);   // plain products are made of launches
-            CHECK(trace_json({&real.trace}) == trace_json({&dry.trace}));
+            CHECK(trace_json(real.trace.events()) == trace_json(dry.trace.events()));
         }
 }
 
@@ -147,7 +171,7 @@ TEST_CASE_TEMPLATE("the memory curve tops at the plan's bytes for a step, which 
             CHECK(top_of(real.trace) == plan.step);
             if (shape.vocab == 3000) CHECK(plan.step == plan.peak);
             less += plan.step < plan.peak;
-            CHECK(contains(trace_html({&real.trace}, plan.step), concat("at most ", plan.step, " bytes")));
+            CHECK(contains(trace_html(real.trace.events(), plan.step), concat("at most ", plan.step, " bytes")));
         }
     CHECK(less > 0);
 }
@@ -164,9 +188,9 @@ TEST_CASE("work belongs to the unit whose lease was taken last, and to its micro
         if (e.mark == Mark::gather || e.mark == Mark::open)
             CHECK(e.work.bytes == double(4 * real.t.params.unit_size(int(e.unit))));
         if (e.mark == Mark::update) updated.push_back(e.unit);
-        const bool update = std::set<std::string>{"sum_squares", "decide", "adamw"}.count(operation(e.work)) > 0;
+        const bool update = std::set<std::string>{"sum_squares", "decide", "adamw"}.count(e.name) > 0;
         if (update) CHECK(e.micro == -1);
-        if (operation(e.work) == "adamw") CHECK(e.unit == updated.back());
+        if (std::string(e.name) == "adamw") CHECK(e.unit == updated.back());
     }
     CHECK(updated == std::vector<long>{0, 1, 2});
     CHECK(products.size() == 9);
@@ -180,7 +204,7 @@ TEST_CASE("the virtual clock gives the same bytes whoever runs the step, and tim
     for (int team : {1, 2, 1}) {
         Traced<double> real(new Model<double>(shape, z, team));
         train_step(real.t, rows_for(z));
-        traces.push_back(trace_json({&real.trace}));
+        traces.push_back(trace_json(real.trace.events()));
         if (team == 2) continue;
         long now = 0;
         for (const Event& e : work_of(real.trace)) {
@@ -188,7 +212,7 @@ TEST_CASE("the virtual clock gives the same bytes whoever runs the step, and tim
             now = e.end;
             const Work& w = e.work;
             if (w.rows) CHECK(e.end - e.begin == std::llround(double(2 * w.rows * w.inner * w.cols) / 4));
-            if (operation(e.work) == "residual") CHECK(e.end - e.begin == 3 * 28 * 12 * 8);
+            if (std::string(e.name) == "residual") CHECK(e.end - e.begin == 3 * 28 * 12 * 8);
         }
         CHECK(now == real.trace.now());
     }
@@ -214,18 +238,79 @@ TEST_CASE("a step that is watched gives the bits of one that is not, on either c
     }
 }
 
+TEST_CASE("a collective travels once the last rank has started it and the wire is free; who awaits it goes on from its end") {
+    Trace trace(virtual_clock, [] { return size_t(1); });
+    trace.step(1);
+    trace.begin(work(1000)), trace.end();
+    CHECK(trace.now() == 1000);
+    trace.travelled(sent(600, "gather", "weights", 1), 1000);   // nothing else to do: 1000 to 1300
+    trace.begin(work(5000)), trace.end();
+    trace.travelled(sent(2000, "gather", "weights", 2), 1100);   // hidden: 1300 to 2300
+    CHECK(trace.now() == 6300);
+    trace.travelled(sent(400, "sum", "gradients", 2), 7000);   // another rank came later: 7000 to 7200
+    CHECK(trace.now() == 7200);
+    trace.travelled(sent(4000, "sum", "norm", -1), 7100);   // 7200 to 9200
+    const Events e = work_of(trace);
+    REQUIRE(e.size() == 6);
+    CHECK((e[1].begin == 1000 && e[1].end == 1300 && e[2].begin == 1300 && e[2].end == 6300));
+    CHECK((e[3].begin == 1300 && e[3].end == 2300 && e[4].begin == 7000 && e[4].end == 7200));
+    CHECK((e[5].begin == 7200 && e[5].end == 9200 && trace.now() == 9200));
+    CHECK((e[3].unit == 2 && e[5].unit == -1 && e[3].memory == 0 && std::string(e[3].name) == "gather weights"));
+}
+
+TEST_CASE("ranks: their traces meet on rank 0, say what the ledger says, and are the same bytes every time") {
+    Config c = Model<float>::config_of(shape_of("llama", false), {7, 4, 2}, "none");
+    for (const auto& [ranks, replicate] : {std::pair(2, 1), {3, 1}, {4, 2}}) {
+        CAPTURE(ranks);
+        c.ranks = ranks, c.replicate = replicate, c.shard = "fsdp";
+        const Events all = traced_ranks<float>(c, virtual_clock);
+        CHECK(trace_json(all) == trace_json(traced_ranks<float>(c, virtual_clock)));
+        std::map<int, std::map<std::string, std::pair<long, double>>> sent;   // by rank and name: calls, bytes
+        std::map<std::pair<int, Lane>, long> until;
+        for (const Event& e : all) {
+            if (e.mark != Mark::none) continue;
+            CHECK(e.begin >= until[{e.rank, e.work.lane}]);   // nothing in a lane overlaps
+            until[{e.rank, e.work.lane}] = e.end;
+            if (e.work.lane == Lane::wire) sent[e.rank][e.name].first += 1, sent[e.rank][e.name].second += e.work.bytes;
+        }
+        REQUIRE(int(sent.size()) == ranks);
+        for (int rank = 1; rank < ranks; ++rank) CHECK(sent[rank] == sent[0]);
+        CHECK(sent[0].at("gather weights").first == 2 * (1 + 2 * 2 - 1));   // micro-batches; ends, blocks, but the last
+        CHECK(sent[0].at("scatter gradients").first == 2 * 3);
+        CHECK(sent[0].count("sum gradients") == (replicate > 1));
+        CHECK(sent[0].at("sum norm").first == 1);
+        CHECK(count(trace_html(all, 1000), "<svg") == size_t(ranks));
+    }
+}
+
+TEST_CASE("a collective begins on all ranks at one time, when the last one started it, on either clock") {
+    Config c = Model<float>::config_of(shape_of("gpt2", true), {7, 4, 1}, "none");
+    c.ranks = 2, c.shard = "fsdp", c.prefetch = 0;
+    for (const bool real : {true, false}) {
+        const Events all = traced_ranks<float>(c, TraceClock{real, 4e9, 1e9, 2e9});
+        std::vector<Event> of[2];
+        for (const Event& e : all)
+            if (e.work.ranks > 1) of[e.rank].push_back(e);
+        REQUIRE(of[0].size() == of[1].size());
+        for (size_t i = 0; i < of[0].size(); ++i) {
+            CHECK(std::string(of[0][i].name) == of[1][i].name);
+            if (!real) CHECK((of[0][i].begin == of[1][i].begin && of[0][i].end == of[1][i].end));
+            CHECK(of[0][i].begin < of[1][i].end);      // nobody is through before the other has come
+            CHECK(of[1][i].begin < of[0][i].end);
+        }
+    }
+}
+
 TEST_CASE("trace.json is what Perfetto reads: processes are ranks, threads are lanes from 1 on, memory is a counter") {
     const Sizes z{7, 4, 2};
     Traced<float> real(new Model<float>(shape_of("gpt2", false), z));
     Trace second(virtual_clock, [] { return size_t(77); }, 1);
     second.step(1);
-    second.begin(work(3e3, 0, Lane::wire)), second.end();
-    second.meet(9000);
-    second.meet(8000);
+    second.travelled(sent(6e3, "gather", "weights", 3), 9000);
     second.begin(work(1500)), second.end();
     train_step(real.t, rows_for(z));
 
-    const json all = json::parse(trace_json({&real.trace, &second}));
+    const json all = json::parse(trace_json(joined(real.trace.events(), second.events())));
     CHECK(all["displayTimeUnit"] == "ms");
     std::map<std::pair<int, int>, std::string> lanes;
     std::map<int, std::string> ranks;
@@ -254,12 +339,13 @@ TEST_CASE("trace.json is what Perfetto reads: processes are ranks, threads are l
         const Event& e = work[i];
         CHECK(std::llround(complete[i]["ts"].get<double>() * 1000) == e.begin);
         CHECK(std::llround(complete[i]["dur"].get<double>() * 1000) == e.end - e.begin);
-        CHECK(complete[i]["name"] == operation(e.work));
+        CHECK(complete[i]["name"] == e.name);
         CHECK(complete[i]["args"] == json{{"step", 1}, {"unit", e.unit}, {"micro", e.micro}, {"bytes", e.work.bytes},
                                           {"flops", e.work.flops}});
     }
     REQUIRE(of_second.size() == 2);
-    CHECK((of_second[0]["tid"] == 2 && of_second[0]["dur"] == 3 && of_second[1]["ts"] == 9));
+    CHECK((of_second[0]["tid"] == 2 && of_second[0]["ts"] == 9 && of_second[0]["dur"] == 3 && of_second[1]["ts"] == 12));
+    CHECK((of_second[0]["name"] == "gather weights" && of_second[0]["args"]["unit"] == 3));
 }
 
 TEST_CASE("the picture stays small, draws the lanes of each rank, and loses no peak") {
@@ -274,7 +360,7 @@ TEST_CASE("the picture stays small, draws the lanes of each rank, and loses no p
     }
     other.step(5);
     other.begin(work(1000, 0, Lane::wire)), other.end();
-    const std::string html = trace_html({&trace, &other}, 800);
+    const std::string html = trace_html(joined(trace.events(), other.events()), 800);
     CHECK(count(html, "<rect") > 500);
     CHECK(count(html, "<rect") < 1400);
     CHECK(count(html, "<svg") == 2);
@@ -295,7 +381,7 @@ TEST_CASE("--explain says each matrix and each micro-batch, and adds up to the p
     const Plan plan = plan_of<float>(c, params);
     Traced<float> dry(c, params);
     dry_step(dry.t, take_step);
-    const std::string text = explain(dry.trace);
+    const std::string text = explain(dry.trace.events());
     const auto megabytes = [&](int unit) { return format("%.1f MB", double(4 * params.unit_size(unit)) / 1e6); };
     for (const std::string& line : {std::string("blocks 1 to 11: the same"), std::string("blocks 10 to 0: the same"),
                                     std::string("micro-batches 2 to 3: the same"),
@@ -320,6 +406,25 @@ TEST_CASE("--explain says each matrix and each micro-batch, and adds up to the p
     CHECK((number > 40 && number < 66));               // a page
 }
 
+TEST_CASE("--explain tells what a rank of many sends, where it is awaited") {
+    Config c = Model<float>::config_of(preset("gpt2-124m"), {64, 4, 5}, "none");
+    c.ranks = 4, c.tokens_per_step *= 4, c.shard = "fsdp";
+    const Params params(c.shape, 4);
+    Traced<float> dry(c, params);
+    dry_step(dry.t, take_step);
+    const std::string text = explain(dry.trace.events());
+    CAPTURE(text);
+    double sent = 0;
+    for (const auto& [key, row] : dry.t.comm.ledger) sent += double(row.bytes);
+    const std::string block = format("among 4 ranks, %.1f MB sent\n", 0.75 * 4 * double(params.unit_size(1)) / 1e6);
+    for (const std::string& line : {"gather of the weights of block 0 " + block, "scatter of the gradients of block 11 " + block,
+                                    std::string("gather of the weights of the ends among 4 ranks, "),
+                                    std::string("sum of the control among 4 ranks, 48 bytes sent\n"),
+                                    std::string("before\n"), std::string("blocks 9 to 0: the same\n"),
+                                    std::string("micro-batches 4 to 5: the same\n"), format(" %.1f MB sent, at most ", sent / 1e6)})
+        CHECK_MESSAGE(contains(text, line), line);
+}
+
 TEST_CASE("--explain knows in words every piece of a step, of each family and type") {
     for (const ModelShape& shape : all_shapes())
         for (const char* how : {"none", "selective", "full"}) {
@@ -327,7 +432,7 @@ TEST_CASE("--explain knows in words every piece of a step, of each family and ty
             const Params params(shape);
             Traced<bf16> dry(c, params);
             dry_step(dry.t, take_step);
-            const std::string text = explain(dry.trace);
+            const std::string text = explain(dry.trace.events());
             CAPTURE(text);
             CHECK(!contains(text, ": ,"));
             CHECK(!contains(text, ": \n"));
