@@ -31,6 +31,12 @@ template <class T> constexpr Type type_of() {
     else if constexpr (std::is_same_v<T, bf16>) return Type::bf16;
     else { static_assert(sizeof(T) == 1); return Type::byte; }
 }
+// What is named so; a name that is none: the widest.
+inline Type type_named(const std::string& name) {
+    size_t i = 0;
+    while (i < std::size(type_names) && name != type_names[i]) ++i;
+    return Type(i % std::size(type_names));
+}
 // Calls use with a value of the C++ type.
 template <class Use> void with_type(Type t, Use use) {
     if (t == Type::fp64) use(double{});

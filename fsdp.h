@@ -1,21 +1,24 @@
-// fsdp.h - FSDP (ZeRO-3): every rank holds a shard of the weights, a unit is whole only around its computation.
-// Copy with: lease.h, comm.h and what they name
-//   sent by each rank for a micro-batch, of P parameters in the blocks and E in the ends:
-//   (N-1)/N (E + 2 P - the last block) weights, gathered before the forward pass and again before the backward pass but
-//   for the last block, which is needed at once; (N-1)/N (E + P) when they stay in between (reshard false); and the
-//   gradients of ZeRO-2 (zero.h), (N-1)/N (E + P)
-// (Rajbhandari et al. 2019; PyTorch's fully_shard.) With prefetch p, p units more are gathered while one is at work.
-// Blocks come as 1, 2, ..., L, forward, and L, ..., 1, backward; the ends are there all the time. Any order is right,
-// but others than this one wait longer.
+// fsdp.h - FSDP (ZeRO-3): every rank holds a shard of the weights; a unit is whole only around its computation.
+// Copy with: lease.h, wire.h and what they name
+//                         weights sent by each of N ranks for a micro-batch, of L equal blocks B and the ends E:
+//   reshard after forward   (N-1)/N (E + (2 L - 1) B)   each block before its forward and again before its backward pass,
+//                                                       but the last block once: it is needed again at once
+//   no reshard              (N-1)/N (E + L B)           blocks stay from their forward to their backward pass
+//   and the gradients of ZeRO-2: zero.h                 (N-1)/N (E + L B)
+//   whole at once           E and 1 + prefetch blocks; no reshard: E and all blocks
+// (Rajbhandari et al. 2019; PyTorch's fully_shard.) With prefetch p the next p blocks are gathered while one is at work.
+// Blocks come as 1, 2, ..., L, forward, and L, ..., 1, backward, one at a time; the ends are there all the time. With
+// --replicate R (HSDP) the shards stand R times, and a unit is gathered from the nearest ones: nothing here changes.
 #pragma once
-#include "comm.h"
 #include "lease.h"
+#include "wire.h"
 
 namespace baretrain {
 
 struct FsdpOptions {
-    int prefetch = 1;                                  // units gathered ahead
-    bool reshard = true;                               // false: blocks stay whole from forward to backward pass
+    int prefetch = 1;                                  // blocks gathered ahead
+    bool reshard = true;                               // after the forward pass
+    Type type = Type::fp64;                            // on the wire, where it is narrower than the weights
     bool poison = checked_build;                       // what was let go becomes NaN
 };
 
@@ -23,10 +26,9 @@ template <class T> class ShardedWeights final : public WeightStore<T> {
 public:
     ShardedWeights(Arena& arena, const Params& params, Comm& comm, FsdpOptions o)
         : WeightStore<T>(params, &comm.device), comm_(comm), options_(o), blocks_(params.units() - 1),
-          ends_{arena.take<T>(1, params.unit_size(ends_unit)), ends_unit, {}} {
-        for (int u = 0; u < params.units(); ++u) shards_.push_back(arena.take<T>(1, params.shard(u, 0).count));
-        const int buffers = o.reshard ? std::min(1 + o.prefetch, blocks_) : blocks_;
-        for (int b = 0; b < buffers; ++b) slots_.push_back({arena.take<T>(1, params.largest_block()), none, {}});
+          shards_(take_shards<T>(arena, params)),
+          buffers_(take_working<T>(arena, params, o.reshard ? 1 + o.prefetch : blocks_)) {
+        for (const View<T>& b : buffers_) slots_.push_back({none, {arena, comm, Axis::dp_shard, o.type, b.count()}});
     }
     Range owns(int unit) const override { return this->params_.shard(unit, comm_.mesh.at(Axis::dp_shard)); }
     View<T> owned(int unit) override { return shards_[size_t(unit)]; }
@@ -34,66 +36,54 @@ public:
     void finish() override {}
 protected:
     View<T> whole(int unit) override {
-        if (unit == ends_unit) last_ = ends_unit, backward_ = false;
-        else backward_ = unit <= last_, last_ = unit;
-        Slot& slot = slot_of(unit);
-        if (slot.unit != unit || unit == ends_unit) start(slot, unit);
-        slot.in_use = true;
+        backward_ = unit != ends_unit && unit <= last_;
+        last_ = unit;
+        fetch(unit);
         for (int i = 1; i <= options_.prefetch; ++i) {
             const int next = backward_ ? unit - i : unit + i;
-            if (next < 1 || next > blocks_) break;
-            Slot& ahead = slot_of(next);
-            if (ahead.unit != next) start(ahead, next);
+            if (next >= 1 && next <= blocks_) fetch(next);
         }
-        comm_.await(slot.gathered);
-        return slot.memory.col_range(0, this->params_.unit_size(unit));
+        Slot& slot = slots_[working(unit, buffers_)];
+        slot.gathered.await();
+        slot.leased = true;
+        return memory(unit);
     }
-    // After the ends nothing is worth keeping: the weights are about to change.
     void let_go(int unit) override {
-        slot_of(unit).in_use = false;
-        const bool turns = unit == blocks_ && !backward_, stays = !options_.reshard && !backward_;
-        if (unit == ends_unit) {
-            free(ends_);
-            for (Slot& s : slots_) free(s);
-        } else if (!turns && !stays) free(slot_of(unit));
+        slots_[working(unit, buffers_)].leased = false;
+        const bool again = !backward_ && (unit == blocks_ || !options_.reshard);   // in the backward pass
+        if (unit == ends_unit) for (size_t place = 0; place < slots_.size(); ++place) free(place);   // the pass is over
+        else if (!again) free(working(unit, buffers_));
     }
 private:
     static constexpr int none = -1;
-    struct Slot {
-        View<T> memory;
+    struct Slot {                                      // of a buffer
         int unit;                                      // whose weights are there, or on their way
-        Pending gathered;
-        bool in_use = false;
+        Wire<T> gathered;
+        bool leased = false;
     };
-    // Where the unit is; else a free place, else one that only waits for its turn.
-    Slot& slot_of(int unit) {
-        if (unit == ends_unit) return ends_;
-        Slot* best = nullptr;
-        for (Slot& s : slots_) {
-            if (s.unit == unit) return s;
-            if (!s.in_use && (!best || (best->unit != none && s.unit == none))) best = &s;
-        }
-        require(best != nullptr, "fsdp: one block is leased at a time");
-        return *best;
+    void fetch(int unit) {
+        const size_t place = working(unit, buffers_);
+        if (slots_[place].unit == unit) return;
+        free(place);
+        slots_[place].unit = unit;
+        slots_[place].gathered.gather(memory(unit), owned(unit), {"weights", unit});
     }
-    void start(Slot& s, int unit) {
-        free(s);
-        s.unit = unit;
-        s.gathered = comm_.gather(Axis::dp_shard, s.memory.col_range(0, this->params_.unit_size(unit)),
-                                  View<const T>(owned(unit)), {"weights", unit});
+    void free(size_t place) {
+        require(!slots_[place].leased, "fsdp: one block is leased at a time");
+        slots_[place].gathered.await();
+        slots_[place].unit = none;
+        if (options_.poison) fill_bytes(comm_.device, buffers_[place], 0xFF);   // NaN in every type
     }
-    void free(Slot& s) {
-        comm_.await(s.gathered);
-        s.unit = none;
-        if (options_.poison) fill_bytes(comm_.device, s.memory, 0xFF);   // NaN in every type
+    View<T> memory(int unit) const {
+        return buffers_[working(unit, buffers_)].col_range(0, this->params_.unit_size(unit));
     }
     Comm& comm_;
-    FsdpOptions options_;
-    int blocks_, last_ = 0;                            // units 1 to blocks_; the last one that was gathered
-    bool backward_ = false;
-    Slot ends_;
-    std::vector<View<T>> shards_;
+    const FsdpOptions options_;
+    const int blocks_;                                 // units 1 to blocks_
+    const std::vector<View<T>> shards_, buffers_;
     std::vector<Slot> slots_;
+    int last_ = ends_unit;                             // the unit that was gathered last
+    bool backward_ = false;
 };
 
 }  // namespace baretrain

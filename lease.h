@@ -81,8 +81,8 @@ public:
         absorb(g.unit, opened_[size_t(g.unit)]);
         tell<G>(device_, Mark::hand_over, params_, g.unit);
     }
-    virtual void finish(int unit) = 0;                 // all micro-batches are in
-    virtual View<G> owned(int unit) = 0;               // the sum, where this rank's optimizer reads it, (1, n)
+    virtual void finish() = 0;                         // all micro-batches are in: owned() is their sum
+    virtual View<G> owned(int unit) = 0;               // where this rank's optimizer reads it, (1, n)
 protected:
     virtual View<G> whole(int unit) = 0;
     virtual bool keeps() const = 0;                    // what a micro-batch wrote is there when the next one opens
@@ -94,14 +94,24 @@ private:
     std::vector<long> opened_;                         // how often in this step
 };
 
-// Of a flat view, as rows: kernels that take a block a row then have blocks. Units are made of 64s.
-template <class T> View<T> as_rows(View<T> flat) { return {flat.data, flat.count() / 64, 64}; }
-
-// Flat segments of every unit, one after the other.
+// ---- memory of stores: all units; a part of each; or room for those at work, the ends and some blocks, which take turns
 template <class T> std::vector<View<T>> take_units(Arena& arena, const Params& params) {
     std::vector<View<T>> units;
     for (int u = 0; u < params.units(); ++u) units.push_back(arena.take<T>(1, params.unit_size(u)));
     return units;
 }
+template <class T> std::vector<View<T>> take_shards(Arena& arena, const Params& params) {
+    std::vector<View<T>> shards;
+    for (int u = 0; u < params.units(); ++u) shards.push_back(arena.take<T>(1, params.shard(u, 0).count));
+    return shards;
+}
+template <class T> std::vector<View<T>> take_working(Arena& arena, const Params& params, int blocks) {
+    std::vector<View<T>> buffers{arena.take<T>(1, params.unit_size(ends_unit))};
+    for (int b = 0; b < std::min(blocks, params.units() - 1); ++b)
+        buffers.push_back(arena.take<T>(1, params.largest_block()));
+    return buffers;
+}
+// Which of them a unit has: neighbours never the same.
+size_t working(int unit, const auto& buffers) { return unit == ends_unit ? 0 : 1 + size_t(unit) % (buffers.size() - 1); }
 
 }  // namespace baretrain

@@ -86,6 +86,7 @@ public:
     int shards() const { return shards_; }
     long unit_size(int unit) const { return sizes_[size_t(unit)]; }   // elements, padding included
     long largest_block() const { return sizes_.size() < 2 ? 0 : *std::max_element(sizes_.begin() + 1, sizes_.end()); }
+    long largest_unit() const { return *std::max_element(sizes_.begin(), sizes_.end()); }
     Range shard(int unit, int which) const {
         const long part = unit_size(unit) / shards_;
         return {which * part, part};

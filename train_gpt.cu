@@ -58,7 +58,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
         t.grads.hand_over(dends);
         t.weights.release(ends);
     }
-    for (int unit = 0; unit < t.params.units(); ++unit) t.grads.finish(unit);
+    t.grads.finish();
 }
 
 // One optimizer step. A step without a trained token, or with a loss or a gradient that is not finite, leaves the

@@ -35,13 +35,14 @@ inline Mesh mesh_of(const Config& c, int rank = 0) {
 template <class T>
 std::unique_ptr<WeightStore<T>> make_weights(const Config& c, Arena& arena, const Params& params, Comm& comm) {
     if (c.shard != "fsdp") return std::make_unique<WholeWeights<T>>(arena, params, comm);
-    const FsdpOptions options{.prefetch = int(c.prefetch), .reshard = c.reshard_after_forward};
+    const FsdpOptions options{int(c.prefetch), c.reshard_after_forward, type_named(c.gather_dtype)};
     return std::make_unique<ShardedWeights<T>>(arena, params, comm, options);
 }
 template <class G>
 std::unique_ptr<GradStore<G>> make_grads(const Config& c, Arena& arena, const Params& params, Comm& comm) {
-    if (c.shard == "zero2" || c.shard == "fsdp") return std::make_unique<ScatteredGrads<G>>(arena, params, comm);
-    return std::make_unique<SummedGrads<G>>(arena, params, comm);
+    const Type type = type_named(c.reduce_dtype);
+    if (c.shard == "none" || c.shard == "zero1") return std::make_unique<SummedGrads<G>>(arena, params, comm, type);
+    return std::make_unique<ScatteredGrads<G>>(arena, params, comm, type);
 }
 
 template <class T> struct Trainer {

@@ -1,30 +1,31 @@
 // zero.h - whole weights on every rank (DDP, ZeRO-1, ZeRO-2), and gradients summed whole or scattered.
-// Copy with: lease.h, comm.h, kernels/copy.h, kernels/activation.h and what they name
-//                weights   gradients  optimizer  sent by each rank for a step of M micro-batches, of P parameters
-//   DDP          whole     whole      whole      2 (N-1)/N P gradients                        dp_replicate = N
-//   ZeRO-1       whole     whole      1/N        (N-1)/N P gradients + (N-1)/N P weights      dp_shard = N
-//   ZeRO-2       whole     1/N        1/N        M (N-1)/N P gradients + (N-1)/N P weights    dp_shard = N
-//   FSDP         1/N: fsdp.h, with the gradients of ZeRO-2
-// (Rajbhandari et al. 2019; Li et al. 2020.) What is sharded on dp_shard may be replicated on dp_replicate: then the
-// summed shards are summed once more, across, once a step. A unit is a bucket: its sum starts when its last gradient is
-// there, and is awaited when the next unit's is to start. On one rank all this does nothing.
+// Copy with: lease.h, wire.h, kernels/reduce.h and what they name
+//            held by each of N ranks         sent by each of them for a step of M micro-batches, of P parameters:
+//            weights   gradients  optimizer  gradients            weights         the ranks are
+//   DDP      P         P          2 P        2 (N-1)/N P          -               dp_replicate = N
+//   ZeRO-1   P         P          2 P/N      (N-1)/N P            (N-1)/N P       dp_shard = N
+//   ZeRO-2   P         P/N        2 P/N      M (N-1)/N P          (N-1)/N P       dp_shard = N
+//   FSDP     P/N       P/N        2 P/N      M (N-1)/N P          fsdp.h          dp_shard = N
+// (Li et al. 2020; Rajbhandari et al. 2019.) ZeRO-2 pays for its memory: it sends gradients with every micro-batch. All
+// of them may be replicated R times, on dp_replicate: then the summed shards are summed across, once a step, 2 (R-1)/R
+// P/N more. P counts the padding, up to 64 N elements a unit: the parts of a unit are equal. A unit is a bucket: its sum
+// starts when its last gradient is there, and is awaited when the next unit's starts. On one rank all this does nothing.
 #pragma once
-#include "comm.h"
-#include "kernels/activation.h"
-#include "kernels/copy.h"
+#include "kernels/reduce.h"
 #include "lease.h"
+#include "wire.h"
 
 namespace baretrain {
 
-// Every rank holds all weights and updates its shard of them: all, where dp_shard is 1.
+// Every rank holds all weights, and its optimizer updates a shard of them: all, where dp_shard is 1.
 template <class T> class WholeWeights final : public WeightStore<T> {
 public:
     WholeWeights(Arena& arena, const Params& params, Comm& comm)
         : WeightStore<T>(params, &comm.device), comm_(comm), units_(take_units<T>(arena, params)) {}
     Range owns(int unit) const override { return this->params_.shard(unit, comm_.mesh.at(Axis::dp_shard)); }
     View<T> owned(int unit) override {
-        const Range r = owns(unit);
-        return units_[size_t(unit)].col_range(r.first, r.count);
+        const Range mine = owns(unit);
+        return units_[size_t(unit)].col_range(mine.first, mine.count);
     }
     void publish(int unit) override {
         finish();
@@ -40,86 +41,88 @@ private:
     Pending published_;
 };
 
-// Whole gradients, summed over the micro-batches here and over the ranks once a step.
-template <class G> class SummedGrads final : public GradStore<G> {
+// Gradients on their way, a unit in each of two stages: scattered on dp_shard, then its shard summed on dp_replicate.
+// A stage is awaited when the next unit comes to it.
+template <class G> class ReducedGrads : public GradStore<G> {
 public:
-    SummedGrads(Arena& arena, const Params& params, Comm& comm)
-        : GradStore<G>(params, &comm.device), comm_(comm), units_(take_units<G>(arena, params)) {}
-    void finish(int) override { settle(); }
-    View<G> owned(int unit) override {
-        const Range r = this->params_.shard(unit, comm_.mesh.at(Axis::dp_shard));
-        return units_[size_t(unit)].col_range(r.first, r.count);
+    ReducedGrads(Arena& arena, const Params& params, Comm& comm, Type type, std::vector<View<G>> buffers)
+        : GradStore<G>(params, &comm.device), comm_(comm), buffers_(std::move(buffers)),
+          inside_(arena, comm, Axis::dp_shard, type, params.largest_unit()),
+          across_(arena, comm, Axis::dp_replicate, type, params.largest_unit() / params.shards()) {}
+    void finish() override {
+        arrive();
+        across_.await();
     }
 protected:
-    View<G> whole(int unit) override { return units_[size_t(unit)]; }
-    bool keeps() const override { return true; }
-    void absorb(int unit, long micro) override {
-        if (micro < this->micros_) return;
-        settle();
-        unit_ = unit;
-        scatter_ = comm_.scatter(Axis::dp_shard, units_[size_t(unit)], {"gradients", unit});
-        if (!scatter_) across_ = comm_.sum(Axis::dp_replicate, owned(unit), {"gradients", unit});
-    }
-private:
-    void settle() {
-        if (scatter_) {
-            comm_.await(scatter_);
-            across_ = comm_.sum(Axis::dp_replicate, owned(unit_), {"gradients", unit_});
-        }
-        comm_.await(across_);
-    }
-    Comm& comm_;
-    std::vector<View<G>> units_;
-    Pending scatter_, across_;
-    int unit_ = 0;                                     // the one that is under way
-};
+    virtual size_t buffer(int unit) const = 0;         // of buffers_, which has the unit's whole gradients
+    virtual void collect(int unit, View<G> part, long micro) = 0;   // this rank's part of them is the sum over dp_shard
 
-// A shard of the gradients, to which each micro-batch's are scattered; whole are only those of the units at work: the
-// ends, a block, and the block before, which is under way.
-template <class G> class ScatteredGrads final : public GradStore<G> {
-public:
-    ScatteredGrads(Arena& arena, const Params& params, Comm& comm)
-        : GradStore<G>(params, &comm.device), comm_(comm), ends_(arena.take<G>(1, params.unit_size(ends_unit))) {
-        for (int u = 0; u < params.units(); ++u) shards_.push_back(arena.take<G>(1, params.shard(u, 0).count));
-        for (View<G>& b : blocks_) b = arena.take<G>(1, params.largest_block());
-    }
-    void finish(int) override {
-        settle();
-        comm_.await(across_);
-    }
-    View<G> owned(int unit) override { return shards_[size_t(unit)]; }
-protected:
     View<G> whole(int unit) override {
-        if (unit_ == unit) settle();                   // of the micro-batch before: its memory is written to again
+        if (unit_ != none && buffer(unit_) == buffer(unit)) arrive();   // its memory is to be written to again
         return memory(unit);
     }
-    bool keeps() const override { return false; }
-    void absorb(int unit, long micro) override {
-        settle();
+    void leave(int unit, long micro) {
+        arrive();
         unit_ = unit, micro_ = micro;
-        scatter_ = comm_.scatter(Axis::dp_shard, memory(unit), {"gradients", unit});
+        inside_.scatter(memory(unit), {"gradients", unit});
+        if (!inside_) arrive();                        // there is nobody to wait for
     }
-private:
-    View<G> memory(int unit) const {
-        return unit == ends_unit ? ends_ : blocks_[unit % 2].col_range(0, this->params_.unit_size(unit));
+    void arrive() {
+        if (unit_ == none) return;
+        inside_.await();
+        collect(unit_, part(unit_), micro_);
+        if (micro_ == this->micros_) {
+            across_.await();
+            across_.sum(this->owned(unit_), {"gradients", unit_});
+        }
+        unit_ = none;
     }
-    void settle() {
-        if (unit_ < 0) return;
-        comm_.await(scatter_);
-        const Range r = this->params_.shard(unit_, comm_.mesh.at(Axis::dp_shard));
-        const View<G> part = as_rows(memory(unit_).col_range(r.first, r.count)), shard = as_rows(owned(unit_));
-        if (micro_ == 1) copy<G, G>(comm_.device, shard, part);
-        else residual<G>(comm_.device, shard, shard, part);
-        comm_.await(across_);
-        if (micro_ == this->micros_) across_ = comm_.sum(Axis::dp_replicate, owned(unit_), {"gradients", unit_});
-        unit_ = -1;
+    View<G> memory(int unit) const { return buffers_[buffer(unit)].col_range(0, this->params_.unit_size(unit)); }
+    View<G> part(int unit) const {
+        const Range mine = this->params_.shard(unit, comm_.mesh.at(Axis::dp_shard));
+        return memory(unit).col_range(mine.first, mine.count);
     }
     Comm& comm_;
-    View<G> ends_, blocks_[2];
-    std::vector<View<G>> shards_;
-    Pending scatter_, across_;
-    int unit_ = -1;                                    // the one that is under way; -1: none
+    const std::vector<View<G>> buffers_;
+private:
+    static constexpr int none = -1;
+    Wire<G> inside_, across_;
+    int unit_ = none;                                  // the one that is scattered now
     long micro_ = 0;
+};
+
+// Whole gradients: summed over the micro-batches here, and over the ranks once a step.
+template <class G> class SummedGrads final : public ReducedGrads<G> {
+public:
+    SummedGrads(Arena& arena, const Params& params, Comm& comm, Type type = type_of<G>())
+        : ReducedGrads<G>(arena, params, comm, type, take_units<G>(arena, params)) {}
+    View<G> owned(int unit) override { return this->part(unit); }
+protected:
+    size_t buffer(int unit) const override { return size_t(unit); }
+    bool keeps() const override { return true; }
+    void absorb(int unit, long micro) override {
+        if (micro == this->micros_) this->leave(unit, micro);
+    }
+    void collect(int, View<G>, long) override {}       // it is where it belongs
+};
+
+// A shard of the gradients, to which those of each micro-batch are scattered. Whole are only those of the units at work:
+// the ends, a block, and the block before, which is on its way.
+template <class G> class ScatteredGrads final : public ReducedGrads<G> {
+public:
+    ScatteredGrads(Arena& arena, const Params& params, Comm& comm, Type type = type_of<G>())
+        : ReducedGrads<G>(arena, params, comm, type, take_working<G>(arena, params, 2)),
+          shards_(take_shards<G>(arena, params)) {}
+    View<G> owned(int unit) override { return shards_[size_t(unit)]; }
+protected:
+    size_t buffer(int unit) const override { return working(unit, this->buffers_); }
+    bool keeps() const override { return false; }
+    void absorb(int unit, long micro) override { this->leave(unit, micro); }
+    void collect(int unit, View<G> part, long micro) override {
+        add_parts<G>(this->comm_.device, owned(unit), part, micro == 1 ? Write::over : Write::add);
+    }
+private:
+    const std::vector<View<G>> shards_;
 };
 
 }  // namespace baretrain

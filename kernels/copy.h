@@ -10,6 +10,9 @@ template <class Out, class In> __global__ void copy_kernel(Out* y, const In* x, 
     for (long c = threadIdx.x; c < C; c += blockDim.x) y[c] = Out(x[c]);
 }
 
+// Of a flat view, as rows: kernels that take a block a row then have blocks. Units are made of 64s.
+template <class T> View<T> as_rows(View<T> flat) { return {flat.data, flat.count() / 64, 64}; }
+
 // y, x: (N, C); one block a row.
 template <class Out, class In> void copy(Device& d, View<Out> y, View<const In> x) {
     require_equal(y.rows, x.rows, "copy: rows of y and x");

@@ -76,6 +76,7 @@ inline Config config_of(const ModelShape& shape, const Layout& l, const std::str
     c.dtype = dtype, c.eps = 1e-6;                     // a gradient that is 0 but for rounding must not move its weight
     c.ranks = l.ranks, c.shard = l.shard, c.replicate = l.shard == "none" ? l.ranks : l.replicate;
     c.prefetch = l.prefetch, c.reshard_after_forward = l.reshard;
+    c.gather_dtype = l.gather, c.reduce_dtype = l.reduce;
     return c;
 }
 
