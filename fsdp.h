@@ -1,14 +1,15 @@
 // fsdp.h - FSDP (ZeRO-3): every rank holds a shard of the weights; a unit is whole only around its computation.
 // Copy with: lease.h, wire.h and what they name
-//                         weights sent by each of N ranks for a micro-batch, of L equal blocks B and the ends E:
-//   reshard after forward   (N-1)/N (E + (2 L - 1) B)   each block before its forward and again before its backward pass,
-//                                                       but the last block once: it is needed again at once
-//   no reshard              (N-1)/N (E + L B)           blocks stay from their forward to their backward pass
-//   and the gradients of ZeRO-2: zero.h                 (N-1)/N (E + L B)
-//   whole at once           E and 1 + prefetch blocks; no reshard: E and all blocks
-// (Rajbhandari et al. 2019; PyTorch's fully_shard.) With prefetch p the next p blocks are gathered while one is at work.
-// Blocks come as 1, 2, ..., L, forward, and L, ..., 1, backward, one at a time; the ends are there all the time. With
-// --replicate R (HSDP) the shards stand R times, and a unit is gathered from the nearest ones: nothing here changes.
+//   each of N ranks, with L blocks of B parameters and the two ends of E:
+//                     sends weights in a micro-batch    holds whole weights
+//   reshard           (N-1)/N (E + (2 L - 1) B)         E and 1 + prefetch blocks
+//   no reshard        (N-1)/N (E + L B)                 E and all blocks
+//   and sends the gradients of ZeRO-2 (zero.h), (N-1)/N (E + L B)
+// (Rajbhandari et al. 2019; PyTorch's fully_shard.) A block is gathered before its forward pass, let go, and gathered
+// again before its backward pass; but for the last one, which is needed again at once. Without resharding blocks stay
+// from forward to backward. With prefetch p the next p blocks are gathered while one is at work. Blocks are leased one
+// at a time, as 1, 2, ..., L and back; the ends are there all the time. With --replicate R (HSDP) each shard stands R
+// times, and a unit is gathered from the N ranks of one copy: nothing here changes.
 #pragma once
 #include "lease.h"
 #include "wire.h"

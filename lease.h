@@ -94,7 +94,7 @@ private:
     std::vector<long> opened_;                         // how often in this step
 };
 
-// ---- memory of stores: all units; a part of each; or room for those at work, the ends and some blocks, which take turns
+// ---- memory for stores: all units; a shard of each; the ends and some blocks, for units that are at work by turns ----
 template <class T> std::vector<View<T>> take_units(Arena& arena, const Params& params) {
     std::vector<View<T>> units;
     for (int u = 0; u < params.units(); ++u) units.push_back(arena.take<T>(1, params.unit_size(u)));
@@ -112,6 +112,8 @@ template <class T> std::vector<View<T>> take_working(Arena& arena, const Params&
     return buffers;
 }
 // Which of them a unit has: neighbours never the same.
-size_t working(int unit, const auto& buffers) { return unit == ends_unit ? 0 : 1 + size_t(unit) % (buffers.size() - 1); }
+size_t working(int unit, const auto& buffers) {
+    return unit == ends_unit ? 0 : 1 + size_t(unit) % (buffers.size() - 1);
+}
 
 }  // namespace baretrain

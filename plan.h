@@ -13,6 +13,7 @@ struct Plan {
     std::vector<ArenaPart> parts;                      // what a run holds all the time
     size_t step = 0;                                   // these and the most scratch that a step uses at once
     size_t peak = 0;                                   // the same with an evaluation and a sample
+    Ledger ledger;                                     // of one step of rank 0
     double matmul_flops = 0;                           // of one step, forward, backward and recomputed
     double attention_flops = 0;                        // of one step: scores and sums over the keys that are seen
 
@@ -45,11 +46,12 @@ template <class T, class Step>
 Plan make_plan(const Config& config, const Params& params, Step step, size_t available = size_t(-1)) {
     Arena arena;
     Trainer<T> t(config, params, arena, {mesh_of(config)});
-    Plan plan{arena.parts(), arena.peak(), arena.peak(), 0, attention_flops(config)};
+    Plan plan{arena.parts(), arena.peak(), arena.peak(), {}, 0, attention_flops(config)};
     if (plan.peak > available) return plan;            // already too much: spare the host the rows of a dry step
     const Rows rows = dry_step(t, step);
     plan.step = arena.peak();
     plan.matmul_flops = t.matmul.flops();
+    plan.ledger = t.comm.ledger;
     evaluate_rows(t.context, t.weights, t.rows, rows);
     Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
     plan.peak = arena.peak();

@@ -12,7 +12,8 @@ template <class T> class Wire {
 public:
     // most: elements of the largest whole that will travel.
     Wire(Arena& arena, Comm& comm, Axis axis, Type type, long most)
-        : comm_(comm), axis_(axis), type_(type), narrow_(type_bytes[int(type)] < long(sizeof(T)) && comm.size(axis) > 1),
+        : comm_(comm), axis_(axis), type_(type),
+          narrow_(type_bytes[int(type)] < long(sizeof(T)) && comm.size(axis) > 1),
           buffer_(arena.take<char>(1, narrow_ ? most * type_bytes[int(type)] : 0)) {}
 
     void gather(View<T> whole, View<const T> part, Purpose p, Where at = Where::current()) {

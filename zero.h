@@ -1,15 +1,16 @@
 // zero.h - whole weights on every rank (DDP, ZeRO-1, ZeRO-2), and gradients summed whole or scattered.
 // Copy with: lease.h, wire.h, kernels/reduce.h and what they name
-//            held by each of N ranks         sent by each of them for a step of M micro-batches, of P parameters:
-//            weights   gradients  optimizer  gradients            weights         the ranks are
-//   DDP      P         P          2 P        2 (N-1)/N P          -               dp_replicate = N
-//   ZeRO-1   P         P          2 P/N      (N-1)/N P            (N-1)/N P       dp_shard = N
-//   ZeRO-2   P         P/N        2 P/N      M (N-1)/N P          (N-1)/N P       dp_shard = N
-//   FSDP     P/N       P/N        2 P/N      M (N-1)/N P          fsdp.h          dp_shard = N
-// (Li et al. 2020; Rajbhandari et al. 2019.) ZeRO-2 pays for its memory: it sends gradients with every micro-batch. All
-// of them may be replicated R times, on dp_replicate: then the summed shards are summed across, once a step, 2 (R-1)/R
-// P/N more. P counts the padding, up to 64 N elements a unit: the parts of a unit are equal. A unit is a bucket: its sum
-// starts when its last gradient is there, and is awaited when the next unit's starts. On one rank all this does nothing.
+//            each of N ranks holds, of P parameters     and sends in a step of M micro-batches       the ranks are
+//            weights   gradients   optimizer            gradients          weights
+//   DDP      P         P           2 P                  2 (N-1)/N P        0                       dp_replicate = N
+//   ZeRO-1   P         P           2 P/N                (N-1)/N P          (N-1)/N P               dp_shard = N
+//   ZeRO-2   P         P/N         2 P/N                M (N-1)/N P        (N-1)/N P               dp_shard = N
+//   FSDP     P/N       P/N         2 P/N                M (N-1)/N P        see fsdp.h              dp_shard = N
+// (Li et al. 2020; Rajbhandari et al. 2019.) ZeRO-2 pays for its memory: it sends gradients with every micro-batch.
+// What is sharded on dp_shard = S can stand R times, on dp_replicate: then the summed shards are summed once more,
+// across, once a step: 2 (R-1)/R P/S. P counts padding: a unit is cut into equal parts. A unit is a bucket: its sum
+// starts when its last gradient is there, and is awaited when that of the next unit starts. On one rank all this does
+// nothing.
 #pragma once
 #include "kernels/reduce.h"
 #include "lease.h"
@@ -106,8 +107,8 @@ protected:
     void collect(int, View<G>, long) override {}       // it is where it belongs
 };
 
-// A shard of the gradients, to which those of each micro-batch are scattered. Whole are only those of the units at work:
-// the ends, a block, and the block before, which is on its way.
+// A shard of the gradients, to which those of each micro-batch are scattered. Whole are only those of the units at
+// work: the ends, a block, and the block before, which is on its way.
 template <class G> class ScatteredGrads final : public ReducedGrads<G> {
 public:
     ScatteredGrads(Arena& arena, const Params& params, Comm& comm, Type type = type_of<G>())
