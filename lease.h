@@ -94,7 +94,7 @@ private:
     std::vector<long> opened_;                         // how often in this step
 };
 
-// ---- memory for stores: all units; a shard of each; the ends and some blocks, for units that are at work by turns ----
+// ---- memory for stores: all units; a shard of each; the ends and some blocks, for units at work by turns -----------
 template <class T> std::vector<View<T>> take_units(Arena& arena, const Params& params) {
     std::vector<View<T>> units;
     for (int u = 0; u < params.units(); ++u) units.push_back(arena.take<T>(1, params.unit_size(u)));
