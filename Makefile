@@ -74,6 +74,12 @@ $(CONFIG): Makefile
 	    blas='#include <cblas.h>\nint main() { float x = 1; return cblas_sdot(1, &x, 1, &x, 1) < 1; }'; \
 	    for l in openblas cblas; do if links "$$blas" -l$$l; then \
 	        echo "HAVE += -DBT_CBLAS"; echo "LIBS += -l$$l"; break; fi; done; \
+	    mpi='#define OMPI_SKIP_MPICXX 1\n#include <mpi.h>\nint main() { int there; return MPI_Initialized(&there); }'; \
+	    flags=$$(mpicxx --showme:compile 2>/dev/null || pkg-config --cflags mpi-c 2>/dev/null); \
+	    libs=$$(mpicxx --showme:link 2>/dev/null || pkg-config --libs mpi-c 2>/dev/null); \
+	    libs=$$(echo $$libs | sed 's/-lmpi_cxx//'); \
+	    if links "$$mpi" $$flags $$libs; then echo "MPI := -DBT_MPI $$flags"; echo "MPI_LIBS := $$libs"; \
+	        echo 'HAVE += $$(MPI)'; echo 'LIBS += $$(MPI_LIBS)'; fi; \
 	    for c in $(if $(DEBUG),,clang++-19 $(CXX)); do \
 	        if echo 'int main() {}' > $@.cpp && $$c -fsanitize=thread $@.cpp -o $@.out >/dev/null 2>&1 && \
 	            ./$@.out >/dev/null 2>&1; then echo "TSAN_CXX := $$c"; break; fi; done; \

@@ -1,12 +1,19 @@
 // comm_test.cu - collectives between ranks, against plain loops: as threads here, and the same under mpirun.
+#include "comm/mpi.h"
 #include "comm/threads.h"
 #include "comm_cases.h"
 #include "host.h"
+#include <csignal>
+#include <cstdlib>
+#include <sys/wait.h>
 
 namespace {
 
 using namespace baretrain;
 using namespace baretrain::test;
+
+const Axis data_axis = Axis::dp_shard;
+const std::array<int, 5> four = {1, 1, 4, 1, 1};
 
 // body(comm, rank) for each rank of a mesh, as threads.
 template <class Body> void on_threads(const std::array<int, 5>& sizes, Body body, bool check = false) {
@@ -21,8 +28,71 @@ template <class Body> void on_threads(const std::array<int, 5>& sizes, Body body
     });
 }
 
-const Axis data_axis = Axis::dp_shard;
-const std::array<int, 5> four = {1, 1, 4, 1, 1};
+// This test program once more, as the processes of mpirun; `what` each of them is to do comes by the environment.
+struct MpiRun { int code; std::string out, error; double seconds; };
+MpiRun under_mpirun(int ranks, const std::string& what) {
+    const TempFolder folder;
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string command = concat(
+        "BT_MPI_CASE='", what, "' OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 timeout 60 mpirun -q --allow-run-as-root ",
+        "--oversubscribe -n ", ranks, " ", fs::read_symlink("/proc/self/exe").string(), " -nc -tc='as processes*' > ",
+        folder / "out", " 2> ", folder / "error");
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), get(folder / "out"), get(folder / "error"), milliseconds_since(begin) / 1e3};
+}
+// A process of under_mpirun().
+void be_a_rank(const std::string& what) {
+    const auto report = [] {
+        try {
+            throw;
+        } catch (const std::exception& e) {
+            std::fprintf(stderr, "error: %s\n", e.what());
+        }
+        return 3;
+    };
+    CHECK(run_mpi([&](MpiWorld& world) {
+        const bool cross = what == "cross";
+        const Mesh mesh{cross ? std::array<int, 5>{1, 2, 2, 1, 1} : std::array<int, 5>{1, 1, world.ranks, 1, 1}, world.rank};
+        Device d{.team = 1};
+        if (what == "all" || cross) {                  // small messages too: what is longer comes in pieces
+            for (const auto [piece, message] : {std::pair<long, long>{256 << 10, 1 << 30}, {64, 4096}, {8, 100}}) {
+                MpiEngine engine(world, mesh, d, piece, message);
+                Comm comm(d, mesh, &engine);
+                check_all(comm);
+            }
+            return 0;
+        }
+        MpiEngine engine(world, mesh, d);
+        Comm comm(d, mesh, &engine, what.starts_with("clash"));
+        const Filled<float> x(5, [](long) { return 1.f; });
+        comm.await(comm.sum(data_axis, x.v(), {"test"}));
+        const bool odd = world.rank == 2;
+        if (what == "throw at once" && odd) fail("rank 2: the disk is full");
+        if (what == "throw, all") fail("rank ", world.rank, ": the disk is full");
+        if (what == "end" && odd) return 0;
+        Pending p = comm.sum(data_axis, x.v(), {"test"});
+        if (what == "throw amid a call" && odd) fail("rank 2: the disk is full");
+        if (what == "never await" && odd) return 0;
+        if (what == "kill" && odd) std::raise(SIGKILL);
+        comm.await(p);
+        if (what == "clash") comm.await(odd ? comm.max(data_axis, x.v(), {"test"}) : comm.sum(data_axis, x.v(), {"test"}));
+        return 0;
+    }, report) == 0);
+}
+
+bool mpirun_there() {
+    const bool there = have_mpi && std::system("command -v mpirun > /dev/null") == 0;
+    if (!there) MESSAGE("skipped: no mpirun, or built without MPI");
+    return there;
+}
+std::string lines_with(const std::string& text, const std::string& part) {
+    std::string all;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);)
+        if (contains(line, part)) all += line + "\n";
+    return all;
+}
+
 
 }  // namespace
 
@@ -214,6 +284,45 @@ TEST_CASE("contracts of calls: equal parts, a peer on the axis, rows without gap
     CHECK(contains(error([&] { return comm.broadcast(data_axis, view(9), -1, {"x"}); }), "a peer on the axis"));
     CHECK(contains(error([&] { return comm.sum(data_axis, View<float>(nullptr, 2, 3, 4), {"x"}); }), "without gaps"));
     CHECK(comm.ledger.empty());
+}
+
+TEST_CASE("as processes under mpirun every operation gives the bits that threads give: those of a plain loop") {
+    if (const char* what = std::getenv("BT_MPI_CASE")) return be_a_rank(what);
+    if (!mpirun_there()) return;
+    for (int ranks : {1, 2, 3, 4}) {
+        const MpiRun r = under_mpirun(ranks, "all");
+        INFO(r.out, r.error);
+        CHECK(r.code == 0);
+        CHECK(count(r.out, "1 passed | 0 failed") == size_t(ranks));
+    }
+    const MpiRun r = under_mpirun(4, "cross");
+    INFO(r.out, r.error);
+    CHECK(r.code == 0);
+}
+
+TEST_CASE("C19: under mpirun a rank that throws, ends early or is killed ends the job within 10 s, with one line") {
+    if (!mpirun_there()) return;
+    const std::string thrown = "error: rank 2: the disk is full\n", at = "sum of 5 fp32 on dp_shard (test/comm_test.cu:";
+    const auto one_line = [](const char* what) {
+        const MpiRun r = under_mpirun(4, what);
+        CAPTURE(what);
+        CAPTURE(r.error);
+        CHECK(r.code != 0);
+        CHECK(r.seconds < 10);
+        const std::string lines = lines_with(r.error, "error: ");
+        CHECK(count(lines, "\n") == (std::string(what) == "kill" ? 0 : 1));
+        return lines;
+    };
+    CHECK(one_line("throw at once") == thrown);
+    CHECK(one_line("throw amid a call") == thrown);
+    CHECK(one_line("throw, all") == "error: rank 0: the disk is full\n");
+    CHECK(one_line("kill") == "");
+    CHECK(contains(one_line("end"), "error: rank 2 has ended, but is waited for at " + at));
+    CHECK(contains(one_line("never await"), at));
+    const std::string clash = one_line("clash");
+    CHECK(contains(clash, "error: ranks disagree: rank "));
+    CHECK(contains(clash, "max of 5 fp32 on dp_shard (test/comm_test.cu:"));
+    CHECK(contains(clash, at));
 }
 
 }
