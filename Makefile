@@ -117,7 +117,7 @@ $(call STAMP,$(BUILD)/commit,$(COMMIT))
 endif
 
 # ---- the program
-BODIES := $(patsubst %.cpp,$(BUILD)/host/%.o,$(wildcard *.cpp config/*.cpp))
+BODIES := $(patsubst %.cpp,$(BUILD)/host/%.o,$(wildcard *.cpp config/*.cpp comm/*.cpp))
 
 $(PROGRAM): $(BUILD)/cpu/train_gpt.o $(BODIES) | need-program
 	@$(LINK)

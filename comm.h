@@ -64,6 +64,7 @@ struct Call {
     long time;                                         // of the trace, when it was started; nobody looks: -1
     long bytes() const { return count * type_bytes[int(type)]; }
     bool pair() const { return op == Op::send || op == Op::receive; }
+    bool adds() const { return op == Op::scatter || op == Op::sum || op == Op::max; }
     std::string text() const {
         const std::string from = op == Op::broadcast ? concat(" from ", peer) : "";
         return concat(op_names[int(op)], " of ", count, " ", type_names[int(type)], " on ", axis_names[int(axis)], from,

@@ -1,11 +1,11 @@
 // mpi.h - ranks as processes, by MPI. It only moves bytes: sums are taken here, in the order of ranks, as by threads.
 // Copy with: comm/combine.h and what it names
-// Every call is messages between two ranks each. Those of a gather, an all_to_all, a broadcast and a pair are all under
-// way from the start, in pieces that MPI can count. Parts to be summed are sent from the start too, in small pieces;
-// await() receives one of each peer at a time, into scratch that is bounded, and adds. A sum then gathers the parts.
-// Ranks per process: one. On GPUs MPI only brings the ranks together: data go by NCCL. Without -DBT_MPI: stand-ins.
+// Every call is messages between two ranks each, in small pieces, under way from the start; but for the parts of others
+// that are to be summed: await() receives one piece of each at a time, and adds. A sum then sends its part to all. On
+// GPUs MPI only brings the ranks together: data go by NCCL. Without -DBT_MPI run_mpi() is one line that says so.
 #pragma once
 #include "comm/combine.h"
+#include <memory>
 #include <thread>
 #if defined(BT_MPI)
 #define OMPI_SKIP_MPICXX 1
@@ -20,12 +20,14 @@ namespace baretrain {
 inline constexpr bool have_mpi = true;
 
 inline void check_mpi(int status, const Call* call = nullptr) {
-    if (status == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING + 1] = "";
+    char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
+    if (status == MPI_SUCCESS) return;
     MPI_Error_string(status, text, &length);
     fail("MPI: ", text, call ? " at " + call->text() : "");
 }
+
+class MpiEngine;
 
 // This process among the others; one a program.
 class MpiWorld {
@@ -34,193 +36,171 @@ public:
     MpiWorld() {
         int provided = 0;
         check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
-        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);   // what is split off inherits it
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);   // what is made of it inherits that
         check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &notices_));
         MPI_Comm_rank(notices_, &rank), MPI_Comm_size(notices_, &ranks);
         MPI_Comm host;
         check_mpi(MPI_Comm_split_type(notices_, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host));
         MPI_Comm_rank(host, &local), MPI_Comm_size(host, &here);
-        MPI_Comm_free(&host);
     }
     MpiWorld(const MpiWorld&) = delete;
-
-    // Until these are done; an error when they never will be, as one of the others has ended.
-    void wait(std::vector<MPI_Request>& requests, const Call& call, const std::vector<int>& others) {
-        for (int done = 0;; std::this_thread::yield()) {
-            check_mpi(MPI_Testall(int(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), &call);
-            if (done) return requests.clear();
-            hear();
-            for (const int other : others)
-                if (const auto e = ended_.find(other); e != ended_.end() && milliseconds_since(e->second) > patience)
-                    fail("rank ", other, " has ended, but is waited for at ", call.text());
-        }
+    // Bytes of rank 0, for all; as many everywhere.
+    std::string share(std::string bytes) {
+        check_mpi(MPI_Bcast(bytes.data(), int(bytes.size()), MPI_BYTE, 0, notices_));
+        return bytes;
     }
-    // Tells the others that this rank takes part in nothing any more, and ends when all have said so.
-    void finish() {
-        std::vector<MPI_Request> said;
-        for (int r = 0; r < ranks; ++r)
-            if (r != rank) check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, r, 0, notices_, &said.emplace_back()));
-        for (; int(ended_.size()) < ranks - 1; std::this_thread::sleep_for(std::chrono::milliseconds(1))) hear();
-        check_mpi(MPI_Waitall(int(said.size()), said.data(), MPI_STATUSES_IGNORE));
-        check_mpi(MPI_Finalize());
-    }
-private:
-    static constexpr double patience = 2000;           // ms: a last message may be overtaken by the notice
-    void hear() {
+    std::unique_ptr<MpiEngine> join(const Mesh& mesh, const Device& device, long piece = 256 << 10);
+    // Has it ended so long ago that its last messages are here? They may be overtaken by its notice.
+    bool has_ended(int other) {
         for (int there = 0;;) {
             MPI_Status status;
             check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, 0, notices_, &there, &status));
-            if (!there) return;
+            if (!there) break;
             check_mpi(MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 0, notices_, MPI_STATUS_IGNORE));
             ended_[status.MPI_SOURCE] = std::chrono::steady_clock::now();
         }
+        const auto e = ended_.find(other);
+        return e != ended_.end() && milliseconds_since(e->second) > 2000;
     }
+    // This rank takes part in nothing any more; returns when all have said so.
+    void finish() {
+        std::vector<MPI_Request> said(size_t(ranks), MPI_REQUEST_NULL);
+        for (int r = 0; r < ranks; ++r)
+            if (r != rank) check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, r, 0, notices_, &said[size_t(r)]));
+        const auto pause = std::chrono::milliseconds(1);
+        for (; int(ended_.size()) < ranks - 1; std::this_thread::sleep_for(pause)) has_ended(rank);
+        check_mpi(MPI_Waitall(ranks, said.data(), MPI_STATUSES_IGNORE));
+        check_mpi(MPI_Finalize());
+    }
+private:
     MPI_Comm notices_ = MPI_COMM_NULL;
     std::map<int, std::chrono::steady_clock::time_point> ended_;
 };
 
 class MpiEngine final : public Engine {
 public:
-    // piece: bytes of a part to be summed that travel at once; message: most bytes of any other message.
-    MpiEngine(MpiWorld& world, const Mesh& mesh, const Device& device, long piece = 256 << 10, long message = 1 << 30)
-        : world_(world), mesh_(mesh), device_(device), piece_(piece), message_(message) {
+    // piece: most bytes of a message, whole elements of any type.
+    MpiEngine(MpiWorld& world, const Mesh& mesh, const Device& device, long piece)
+        : world_(world), mesh_(mesh), device_(device), piece_(piece) {
         require(!on_gpu, "mpi: memory of the host; on GPUs data go by NCCL");
         require_equal(mesh.ranks(), world.ranks, "mpi: ranks of the mesh and of mpirun");
         device_.watch = nullptr;
-        for (Axis a : all_axes) {
-            require(mesh.size(a) <= most_combined, "mpi: ranks of an axis");
+        for (Axis a : all_axes)
             check_mpi(MPI_Comm_split(MPI_COMM_WORLD, mesh.peer(a, 0), mesh.at(a), &axes_[size_t(a)]));
-        }
     }
-    long start(const Call& c) override;
-    long await(long ticket) override;
+    long start(const Call& c) override {
+        const int n = mesh_.size(c.axis), me = mesh_.at(c.axis);
+        const int number = c.pair() ? 0 : 1 + calls_[size_t(c.axis)]++ % 8000;   // those of a pair: by their order
+        Mine& m = under_way_[++tickets_] = {c, number * rounds, {}, std::vector<long>(size_t(n), c.time)};
+        const long size = type_bytes[int(c.type)], part = c.bytes() / n;
+        char* const data = static_cast<char*>(c.data);
+        char* const from = static_cast<char*>(const_cast<void*>(c.from));
+        if (c.op == Op::gather) copy_part<char>(device_, data + me * part, from, part);
+        if (c.op == Op::all_to_all) copy_part<char>(device_, data + me * part, from + me * part, part);
+        for (int r = (me + 1) % n; r != me; r = (r + 1) % n) {   // not all to rank 0 first
+            if (c.pair() && r != c.peer) continue;
+            const bool root = c.op == Op::broadcast && me == c.peer, of_root = c.op == Op::broadcast && r == c.peer;
+            const Piece theirs = piece_of(c.count, n, r);
+            if (c.adds()) post(m.requests, m, data + theirs.begin * size, theirs.count * size, {r});
+            if (c.op == Op::gather) post(m.requests, m, from, part, {r});
+            if (c.op == Op::all_to_all) post(m.requests, m, from + r * part, part, {r});
+            if (c.op == Op::gather || c.op == Op::all_to_all) post(m.requests, m, data + r * part, part, {r, false});
+            if (c.op == Op::send || root) post(m.requests, m, data, c.bytes(), {r});
+            if (c.op == Op::receive || of_root) post(m.requests, m, data, c.bytes(), {r, false});
+            if (c.time < 0) continue;
+            post(m.requests, m, &m.call.time, sizeof(long), {r, true, Round::times});
+            post(m.requests, m, &m.times[size_t(r)], sizeof(long), {r, false, Round::times});
+        }
+        return tickets_;
+    }
+    long await(long ticket) override {
+        Mine& m = under_way_.at(ticket);
+        if (m.call.adds()) with_type(m.call.type, [&](auto type) { add_up<decltype(type)>(m); });
+        wait(m.requests, m.call);
+        const long latest = *std::max_element(m.times.begin(), m.times.end());
+        under_way_.erase(ticket);
+        return latest;
+    }
     void abort(const std::string&) noexcept override { MPI_Abort(MPI_COMM_WORLD, 1); }
 private:
     using Requests = std::vector<MPI_Request>;
-    // Messages between two ranks arrive in the order in which they were sent; tags tell calls apart. A sum has two
-    // rounds of messages, and the times of who is watched travel too.
+    // Messages between two ranks arrive in the order of their sending; tags tell the calls apart, and in each the data,
+    // the sums of the second round, and the times of who is watched.
     enum Round { data, sums, times, rounds };
-    struct Mine {
-        Call call;
-        int tag;
-        Requests requests = {};
-        std::vector<long> times = {};                  // of the others
-    };
-    MPI_Comm comm(const Call& c) const { return axes_[size_t(c.axis)]; }
-    std::vector<int> peers(const Call& c) const {      // on the axis, my next neighbour first
-        std::vector<int> all;
-        for (int k = 1; !c.pair() && k < mesh_.size(c.axis); ++k) all.push_back((mesh_.at(c.axis) + k) % mesh_.size(c.axis));
-        return c.pair() ? std::vector{c.peer} : all;
+    struct Mine { Call call; int tag; Requests requests; std::vector<long> times; };
+    struct Way { int peer; bool sends = true; Round round = data; };
+
+    void post(Requests& to, const Mine& m, void* what, long bytes, Way w) {
+        for (long done = 0; done < bytes; done += piece_) {
+            const int n = int(std::min(piece_, bytes - done)), tag = m.tag + w.round;
+            char* const at = static_cast<char*>(what) + done;
+            MPI_Request* const request = &to.emplace_back();
+            const MPI_Comm axis = axes_[size_t(m.call.axis)];
+            check_mpi(w.sends ? MPI_Isend(at, n, MPI_BYTE, w.peer, tag, axis, request)
+                              : MPI_Irecv(at, n, MPI_BYTE, w.peer, tag, axis, request), &m.call);
+        }
     }
     void wait(Requests& requests, const Call& c) {
-        std::vector<int> others = peers(c);
-        for (int& r : others) r = mesh_.peer(c.axis, r);
-        world_.wait(requests, c, others);
+        for (int done = 0;; std::this_thread::yield()) {
+            check_mpi(MPI_Testall(int(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), &c);
+            if (done) return requests.clear();
+            for (int r = 0; r < mesh_.size(c.axis); ++r)
+                if ((!c.pair() || r == c.peer) && world_.has_ended(mesh_.peer(c.axis, r)))
+                    fail("rank ", mesh_.peer(c.axis, r), " has ended, but is waited for at ", c.text());
+        }
     }
-    void send(Requests& to, const Mine& m, const void* from, long bytes, int peer, Round round = data) {
-        for (long at = 0; at < bytes; at += message_)
-            check_mpi(MPI_Isend(static_cast<const char*>(from) + at, int(std::min(message_, bytes - at)), MPI_BYTE, peer,
-                                m.tag + round, comm(m.call), &to.emplace_back()), &m.call);
+    // My part, piece after piece: while one is added the next is on its way.
+    template <class T> void add_up(Mine& m) {
+        const Call& c = m.call;
+        const int n = mesh_.size(c.axis), me = mesh_.at(c.axis);
+        const long each = piece_ / long(sizeof(T));
+        const Piece mine = piece_of(c.count, n, me);
+        T* const whole = static_cast<T*>(c.data);
+        T* const part = whole + mine.begin;
+        scratch_.resize(std::max(scratch_.size(), size_t(2 * n * piece_)));
+        Requests coming[2];
+        const auto of = [&](long begin, int r) {       // where the piece of rank r is
+            char* const slot = scratch_.data() + (begin / each % 2 * n + r) * piece_;
+            return r == me ? part + begin : reinterpret_cast<T*>(slot);
+        };
+        const auto receive = [&](long begin) {
+            const long bytes = std::min(each, mine.count - begin) * long(sizeof(T));
+            for (int r = 0; r < n; ++r)
+                if (r != me) post(coming[begin / each % 2], m, of(begin, r), bytes, {r, false});
+        };
+        receive(0);
+        for (long begin = 0; begin < mine.count; begin += each) {
+            receive(begin + each);
+            wait(coming[begin / each % 2], c);
+            Sources<T> sources{};
+            for (int r = 0; r < n; ++r) sources.of[r] = of(begin, r);
+            combine(device_, part + begin, sources, n, std::min(each, mine.count - begin), c.op != Op::max);
+        }
+        wait(m.requests, c);                           // the parts of others have gone: their sums may come there
+        for (int r = 0; r < n; ++r) {
+            const Piece theirs = piece_of(c.count, n, r);
+            if (r == me || c.op == Op::scatter) continue;
+            post(m.requests, m, part, mine.count * long(sizeof(T)), {r, true, sums});
+            post(m.requests, m, whole + theirs.begin, theirs.count * long(sizeof(T)), {r, false, sums});
+        }
     }
-    void receive(Requests& to, const Mine& m, void* into, long bytes, int peer, Round round = data) {
-        for (long at = 0; at < bytes; at += message_)
-            check_mpi(MPI_Irecv(static_cast<char*>(into) + at, int(std::min(message_, bytes - at)), MPI_BYTE, peer,
-                                m.tag + round, comm(m.call), &to.emplace_back()), &m.call);
-    }
-    void send_parts(Mine& m);
-    template <class T> void add_up(Mine& m);
     MpiWorld& world_;
     const Mesh mesh_;
     Device device_;
-    const long piece_, message_;
+    const long piece_;
     std::array<MPI_Comm, 5> axes_{};
     std::array<int, 5> calls_{};                       // so far, on each axis
     std::map<long, Mine> under_way_;
     long tickets_ = 0;
-    std::vector<char> scratch_;
+    std::vector<char> scratch_;                        // two pieces of each rank
 };
 
-inline long MpiEngine::start(const Call& c) {
-    const int me = mesh_.at(c.axis), number = c.pair() ? 0 : 1 + calls_[size_t(c.axis)]++ % 8000;   // a pair: its order
-    Mine& m = under_way_[++tickets_] = {c, number * rounds};
-    Requests& all = m.requests;
-    const long part = c.bytes() / mesh_.size(c.axis);
-    char* const data = static_cast<char*>(c.data);
-    const char* const from = static_cast<const char*>(c.from);
-    if (c.op == Op::gather) copy_part(device_, data + me * part, from, part);
-    if (c.op == Op::all_to_all) copy_part(device_, data + me * part, from + me * part, part);
-    if (c.op == Op::scatter || c.op == Op::sum || c.op == Op::max) send_parts(m);
-    m.times.assign(size_t(mesh_.size(c.axis)), c.time);
-    for (const int r : peers(c)) {
-        if (c.op == Op::gather) send(all, m, from, part, r), receive(all, m, data + r * part, part, r);
-        if (c.op == Op::all_to_all) send(all, m, from + r * part, part, r), receive(all, m, data + r * part, part, r);
-        if (c.op == Op::send || (c.op == Op::broadcast && me == c.peer)) send(all, m, data, c.bytes(), r);
-        if (c.op == Op::receive || (c.op == Op::broadcast && r == c.peer)) receive(all, m, data, c.bytes(), r);
-        if (c.time < 0) continue;
-        send(all, m, &m.call.time, sizeof(long), r, times);
-        receive(all, m, &m.times[size_t(r)], sizeof(long), r, times);
-    }
-    return tickets_;
-}
-
-inline long MpiEngine::await(long ticket) {
-    Mine& m = under_way_.at(ticket);
-    const Op op = m.call.op;
-    if (op == Op::scatter || op == Op::sum || op == Op::max)
-        with_type(m.call.type, [&](auto type) { add_up<decltype(type)>(m); });
-    wait(m.requests, m.call);
-    const long latest = *std::max_element(m.times.begin(), m.times.end());
-    under_way_.erase(ticket);
-    return latest;
-}
-
-// What add_up() of the others will receive, in its order: the first piece of each one's part, the second of each, ...
-inline void MpiEngine::send_parts(Mine& m) {
-    const Call& c = m.call;
-    const int n = mesh_.size(c.axis);
-    const long size = type_bytes[int(c.type)], each = std::max(1l, piece_ / size);
-    for (long begin = 0; begin < part_of(c.count, n); begin += each)
-        for (const int r : peers(c)) {
-            const Piece part = piece_of(c.count, n, r);
-            const char* const from = static_cast<const char*>(c.data) + (part.begin + begin) * size;
-            send(m.requests, m, from, std::min(each, part.count - begin) * size, r);
-        }
-}
-
-// My part, piece after piece: while one is added the next is on its way.
-template <class T> void MpiEngine::add_up(Mine& m) {
-    const Call& c = m.call;
-    const int n = mesh_.size(c.axis), me = mesh_.at(c.axis);
-    const Piece mine = piece_of(c.count, n, me);
-    const long each = std::max(1l, piece_ / long(sizeof(T)));
-    T* const whole = static_cast<T*>(c.data);
-    T* const part = whole + mine.begin;
-    scratch_.resize(std::max(scratch_.size(), size_t(2 * n * each) * sizeof(T)));
-    const auto slot = [&](long begin, int r) { return reinterpret_cast<T*>(scratch_.data()) + (begin / each % 2 * n + r) * each; };
-    Requests coming[2];
-    const auto receive_piece = [&](long begin) {
-        for (const int r : peers(c))
-            receive(coming[begin / each % 2], m, slot(begin, r), std::min(each, mine.count - begin) * long(sizeof(T)), r);
-    };
-    receive_piece(0);
-    for (long begin = 0; begin < mine.count; begin += each) {
-        receive_piece(begin + each);
-        wait(coming[begin / each % 2], c);
-        Sources<T> sources{};
-        for (int r = 0; r < n; ++r) sources.of[r] = r == me ? part + begin : slot(begin, r);
-        combine(device_, part + begin, sources, n, std::min(each, mine.count - begin), c.op != Op::max);
-    }
-    wait(m.requests, c);                               // my own parts have gone: the sums may overwrite them
-    if (c.op == Op::scatter) return;
-    for (const int r : peers(c)) {
-        const Piece theirs = piece_of(c.count, n, r);
-        send(m.requests, m, part, mine.count * long(sizeof(T)), r, sums);
-        receive(m.requests, m, whole + theirs.begin, theirs.count * long(sizeof(T)), r, sums);
-    }
+inline std::unique_ptr<MpiEngine> MpiWorld::join(const Mesh& mesh, const Device& device, long piece) {
+    return std::make_unique<MpiEngine>(*this, mesh, device, piece);
 }
 
 // Runs body(world). An error ends the whole job: report(), called while it is caught, says what it was and gives the
-// exit code. Other ranks may have failed for the same reason: they give the lower ones time to speak and end them.
+// exit code. Others may fail for the same reason: they give the lower ranks time to speak, and to end them.
 template <class Body, class Report> int run_mpi(Body body, Report report) {
     MpiWorld world;
     try {
@@ -237,20 +217,8 @@ template <class Body, class Report> int run_mpi(Body body, Report report) {
 #else
 
 inline constexpr bool have_mpi = false;
-struct MpiWorld { int rank = 0, ranks = 1, local = 0, here = 1; };
-class MpiEngine final : public Engine {
-public:
-    MpiEngine(MpiWorld&, const Mesh&, const Device&) {}
-    long start(const Call&) override { return 0; }
-    long await(long) override { return 0; }
-    void abort(const std::string&) noexcept override {}
-};
-template <class Body, class Report> int run_mpi(Body, Report report) {
-    try {
-        fail("started by mpirun, but built without MPI; make deps ALL=1 gets Open MPI, then make");
-    } catch (const std::exception&) {
-        return report();
-    }
+template <class Body, class Report> int run_mpi(Body, Report) {
+    fail("started by mpirun, but built without MPI; make deps ALL=1 gets Open MPI, then make");
 }
 
 #endif

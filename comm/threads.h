@@ -21,6 +21,7 @@ namespace baretrain {
 // What the ranks of a process share.
 class ThreadWorld {
 public:
+    using Group = std::array<int, 3>;                  // axis, first rank, -1; a pair: axis, from, to
     // A call on its way: the calls of those who take part, in the order of the axis.
     struct Round {
         explicit Round(std::vector<int> ranks) : ranks(ranks), calls(ranks.size()), busy(ranks.size(), false) {}
@@ -31,41 +32,42 @@ public:
         int posted = 0, arrived = 0;
         bool idle() const { return std::count(busy.begin(), busy.end(), true) == 0; }
     };
-    struct Key {                                       // of a group: axis, its first rank; of a pair: from, to
-        Axis axis;
-        int first, to;
-        auto operator<=>(const Key&) const = default;
-    };
-    // ranks: who takes part; place: whose call it is.
-    std::shared_ptr<Round> post(const Key& key, long number, const std::vector<int>& ranks, size_t place,
+    // The number-th call of these ranks; place: whose of them it is.
+    std::shared_ptr<Round> post(const Group& group, long number, const std::vector<int>& ranks, size_t place,
                                 const Call& call, Buffer sent) {
         const std::lock_guard lock(mutex_);
         if (!error_.empty()) throw Aborted(error_);
-        std::shared_ptr<Round>& round = rounds_[{key, number}];
+        std::shared_ptr<Round>& round = rounds_[{group, number}];
         if (!round) round = std::make_shared<Round>(ranks);
         const std::shared_ptr<Round> mine = round;
         mine->calls[place] = call;
         if (call.op == Op::send) mine->sent = std::move(sent);
-        if (size_t(++mine->posted) == ranks.size()) rounds_.erase({key, number});   // nobody else will look for it
+        if (size_t(++mine->posted) == ranks.size()) rounds_.erase({group, number});   // nobody else will look for it
         change();
         return mine;
     }
-    void wait_for_all(const Round& round, size_t place) {
-        std::unique_lock lock(mutex_);
-        wait(lock, round, place, [&] { return size_t(round.posted) == round.ranks.size(); });
-    }
-    // The stage-th time that all of the round meet, from 1. Who goes on is busy, but for after the last one.
+    // The stage-th time that all of the round meet, from 1; at 0 it is enough that all have posted. Who goes on is
+    // busy, but for after the last one.
     void meet(Round& round, size_t place, int stage, bool last = false) {
         std::unique_lock lock(mutex_);
-        ++round.arrived, round.busy[place] = false;
+        round.arrived += stage > 0, round.busy[place] = false;
         change();
-        wait(lock, round, place, [&] { return round.arrived >= stage * int(round.ranks.size()); });
-        round.busy[place] = !last;
+        const int& came = stage ? round.arrived : round.posted;
+        const auto ready = [&] { return came >= std::max(1, stage) * int(round.ranks.size()); };
+        while (!ready() && error_.empty()) {
+            waiting_[round.ranks[place]] = &round.calls[place];
+            if (waiting_.size() + ended_.size() < ranks_) changed_.wait(lock);
+            else error_ = stuck(), change();
+        }
+        round.busy[place] = !last && error_.empty();
+        if (error_.empty()) return;
+        changed_.wait(lock, [&] { return round.idle(); });   // then what this rank has lent may be freed
+        throw Aborted(error_);
     }
     // Its work went wrong; what it has lent may still be read.
     void give_up(Round& round, size_t place, const std::string& why) {
+        abort(concat("rank ", round.ranks[place], ": ", why));
         std::unique_lock lock(mutex_);
-        if (error_.empty()) error_ = concat("rank ", round.ranks[place], ": ", why);
         round.busy[place] = false;
         change();
         changed_.wait(lock, [&] { return round.idle(); });
@@ -87,31 +89,16 @@ public:
         return error_;
     }
 private:
-    void change() {                                    // who waits looks again, and says so again
-        waiting_.clear();
-        changed_.notify_all();
-    }
-    template <class Ready>
-    void wait(std::unique_lock<std::mutex>& lock, const Round& round, size_t place, Ready ready) {
-        while (!ready() && error_.empty()) {
-            waiting_[round.ranks[place]] = &round.calls[place];
-            if (waiting_.size() + ended_.size() < ranks_) changed_.wait(lock);
-            else error_ = stuck(), change();
-        }
-        if (error_.empty()) return;
-        changed_.wait(lock, [&] { return round.idle(); });   // what this rank has lent may be freed now
-        throw Aborted(error_);
-    }
+    void change() { waiting_.clear(), changed_.notify_all(); }   // who waits looks again, and says so again
     std::string stuck() const {
-        std::string all = "ranks wait for what will never come:";
-        for (const auto& [rank, call] : waiting_) all += concat(" rank ", rank, " at ", call->text(), ",");
-        for (const int rank : ended_) all += concat(" rank ", rank, " has ended,");
-        all.pop_back();
-        return all;
+        std::string all;
+        for (const auto& [rank, call] : waiting_) all += concat(", rank ", rank, " at ", call->text());
+        for (const int rank : ended_) all += concat(", rank ", rank, " has ended");
+        return "ranks wait for what will never come: " + all.substr(2);
     }
     mutable std::mutex mutex_;
     std::condition_variable changed_;
-    std::map<std::pair<Key, long>, std::shared_ptr<Round>> rounds_;
+    std::map<std::pair<Group, long>, std::shared_ptr<Round>> rounds_;
     std::map<int, const Call*> waiting_;               // since the last change
     std::set<int> ended_;
     size_t ranks_ = 0;
@@ -121,20 +108,17 @@ private:
 class ThreadEngine final : public Engine {
 public:
     ThreadEngine(ThreadWorld& world, const Mesh& mesh, const Device& device)
-        : world_(world), mesh_(mesh), device_(device) {
-        device_.watch = nullptr;
-        for (Axis a : all_axes) require(mesh.size(a) <= most_combined, "threads: ranks of an axis");
-    }
+        : world_(world), mesh_(mesh), device_(device) { device_.watch = nullptr; }
     long start(const Call& c) override {
         wait(device_);                                 // on a GPU: what is lent has been computed
         const int me = mesh_.rank, other = c.pair() ? mesh_.peer(c.axis, c.peer) : -1;
-        const int from = c.op == Op::send ? me : other, to = c.op == Op::send ? other : me;
-        const std::vector<int> ranks = c.pair() ? std::vector{from, to} : mesh_.group(c.axis);
-        const ThreadWorld::Key key{c.axis, ranks[0], c.pair() ? to : -1};
+        const std::vector<int> ranks = c.op == Op::send      ? std::vector{me, other}
+                                       : c.op == Op::receive ? std::vector{other, me} : mesh_.group(c.axis);
+        const ThreadWorld::Group group{int(c.axis), ranks[0], c.pair() ? ranks[1] : -1};
         const size_t place = c.pair() ? c.op == Op::receive : size_t(mesh_.at(c.axis));
         Buffer sent(c.op == Op::send ? size_t(c.bytes()) : 0);
         copy_bytes(device_, sent.data(), c.data, sent.bytes());
-        under_way_[++tickets_] = {world_.post(key, next_[key]++, ranks, place, c, std::move(sent)), place};
+        under_way_[++tickets_] = {world_.post(group, next_[group]++, ranks, place, c, std::move(sent)), place};
         return tickets_;
     }
     long await(long ticket) override {
@@ -142,8 +126,7 @@ public:
         under_way_.erase(ticket);
         const Call& c = mine.round->calls[mine.place];
         if (c.op == Op::send) return c.time;
-        if (c.op == Op::receive) world_.wait_for_all(*mine.round, mine.place);
-        else world_.meet(*mine.round, mine.place, 1);
+        world_.meet(*mine.round, mine.place, c.op == Op::receive ? 0 : 1);
         try {
             const long latest = compare(mine, c);
             with_type(c.type, [&](auto type) { work<decltype(type)>(mine, c); });
@@ -175,39 +158,38 @@ private:
         const int n = int(m.round->calls.size()), me = int(m.place);
         const long each = c.count / n;
         T* const data = static_cast<T*>(c.data);
-        const auto lent = [&](int r) { return static_cast<const T*>(m.round->calls[size_t(r)].data); };
-        const auto from = [&](int r) { return static_cast<const T*>(m.round->calls[size_t(r)].from); };
+        Sources<T> lent{}, from{};
+        for (int r = 0; r < n; ++r) {
+            lent.of[r] = static_cast<const T*>(m.round->calls[size_t(r)].data);
+            from.of[r] = static_cast<const T*>(m.round->calls[size_t(r)].from);
+        }
         int stage = 1;
-        switch (c.op) {
-        case Op::gather:
-            for (int r = 0; r < n; ++r) copy_part(device_, data + r * each, from(r), each);
-            break;
-        case Op::all_to_all:
-            for (int r = 0; r < n; ++r) copy_part(device_, data + r * each, from(r) + me * each, each);
-            break;
-        case Op::receive: return copy_bytes(device_, data, m.round->sent.data(), size_t(c.bytes()));
-        case Op::broadcast: copy_part(device_, data, lent(c.peer), c.count); break;
-        case Op::send: break;
-        case Op::scatter: case Op::sum: case Op::max:
+        if (c.op == Op::receive) copy_bytes(device_, data, m.round->sent.data(), size_t(c.bytes()));
+        if (c.op == Op::broadcast) copy_part(device_, data, lent.of[c.peer], c.count);
+        for (int r = 0; r < n; ++r) {
+            if (c.op == Op::gather) copy_part(device_, data + r * each, from.of[r], each);
+            if (c.op == Op::all_to_all) copy_part(device_, data + r * each, from.of[r] + me * each, each);
+        }
+        if (c.adds()) {
             const Piece mine = piece_of(c.count, n, me);
-            Sources<T> sources{};
-            for (int r = 0; r < n; ++r) sources.of[r] = lent(r) + mine.begin;
-            combine(device_, data + mine.begin, sources, n, mine.count, c.op != Op::max);
-            if (c.op == Op::scatter) break;
+            for (int r = 0; r < n; ++r) from.of[r] = lent.of[r] + mine.begin;
+            combine(device_, data + mine.begin, from, n, mine.count, c.op != Op::max);
+        }
+        if (c.adds() && c.op != Op::scatter) {
             wait(device_);
             world_.meet(*m.round, m.place, ++stage);
             for (int r = 0; r < n; ++r) {
                 const Piece part = piece_of(c.count, n, r);
-                copy_part(device_, data + part.begin, lent(r) + part.begin, part.count);
+                copy_part(device_, data + part.begin, lent.of[r] + part.begin, part.count);
             }
         }
         wait(device_);
-        world_.meet(*m.round, m.place, ++stage, true);
+        if (c.op != Op::receive) world_.meet(*m.round, m.place, ++stage, true);
     }
     ThreadWorld& world_;
     const Mesh mesh_;
     Device device_;
-    std::map<ThreadWorld::Key, long> next_;
+    std::map<ThreadWorld::Group, long> next_;
     std::map<long, Mine> under_way_;
     long tickets_ = 0;
 };
@@ -215,8 +197,7 @@ private:
 // Runs body(rank) for each rank, rank 0 on this thread, and throws the first error of any of them. A debugger and top
 // show the others as "rank 3".
 template <class Body> void run_threads(ThreadWorld& world, int ranks, Body body) {
-    std::mutex mutex;
-    std::exception_ptr first;                          // the error that the others were aborted for
+    std::exception_ptr alone;                          // of one rank the error is passed on as it is
     const auto run = [&](int rank) {
 #if defined(__linux__)
         if (rank) pthread_setname_np(pthread_self(), concat("rank ", rank).c_str());
@@ -225,8 +206,7 @@ template <class Body> void run_threads(ThreadWorld& world, int ranks, Body body)
             body(rank);
             world.leave(rank);
         } catch (const std::exception& e) {
-            const std::lock_guard lock(mutex);
-            if (!first) first = std::current_exception();
+            if (ranks == 1) alone = std::current_exception();
             world.abort(concat("rank ", rank, ": ", e.what()));   // of an Aborted: there is an error already
         }
     };
@@ -239,8 +219,8 @@ template <class Body> void run_threads(ThreadWorld& world, int ranks, Body body)
     }
     run(0);
     for (std::thread& t : threads) t.join();
-    if (ranks > 1 && !world.error().empty()) throw Error(world.error());
-    if (first) std::rethrow_exception(first);
+    if (alone) std::rethrow_exception(alone);
+    if (!world.error().empty()) throw Error(world.error());
 }
 
 }  // namespace baretrain

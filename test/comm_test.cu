@@ -50,20 +50,20 @@ void be_a_rank(const std::string& what) {
         }
         return 3;
     };
-    CHECK(run_mpi([&](MpiWorld& world) {
+    CHECK(run_mpi([&](auto& world) {
         const bool cross = what == "cross";
         const Mesh mesh{cross ? std::array<int, 5>{1, 2, 2, 1, 1} : std::array<int, 5>{1, 1, world.ranks, 1, 1}, world.rank};
         Device d{.team = 1};
-        if (what == "all" || cross) {                  // small messages too: what is longer comes in pieces
-            for (const auto [piece, message] : {std::pair<long, long>{256 << 10, 1 << 30}, {64, 4096}, {8, 100}}) {
-                MpiEngine engine(world, mesh, d, piece, message);
-                Comm comm(d, mesh, &engine);
+        if (what == "all" || cross) {                  // small pieces too: what is longer comes in several
+            for (const long piece : {256 << 10, 64, 8}) {
+                const auto engine = world.join(mesh, d, piece);
+                Comm comm(d, mesh, engine.get());
                 check_all(comm);
             }
             return 0;
         }
-        MpiEngine engine(world, mesh, d);
-        Comm comm(d, mesh, &engine, what.starts_with("clash"));
+        const auto engine = world.join(mesh, d);
+        Comm comm(d, mesh, engine.get(), what.starts_with("clash"));
         const Filled<float> x(5, [](long) { return 1.f; });
         comm.await(comm.sum(data_axis, x.v(), {"test"}));
         const bool odd = world.rank == 2;
