@@ -178,16 +178,25 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
     if ((c.command == "train" || c.command == "plan") && c.tokenizer == "byte") set_vocab(c, 257);
 }
 
+void check_layout(const Config& c) {
+    if (c.shard == "none" && c.replicate != 1 && c.replicate != c.ranks)
+        fail("--replicate ", c.replicate, ": without --shard each of the ", c.ranks, " ranks is a replica");
+    if (c.ranks % c.replicate != 0)
+        fail("--replicate ", c.replicate, ": does not divide --ranks ", c.ranks);
+    if (c.gather_dtype == "same" || c.gather_dtype == c.dtype) return;
+    if (c.dtype == "bf16") fail("--gather-dtype ", c.gather_dtype, ": wider than the weights of --dtype bf16");
+    if (c.shard != "fsdp")
+        fail("--gather-dtype ", c.gather_dtype, ": only --shard fsdp gathers weights that it does not keep; with ",
+             c.shard, " they would lose what the optimizer knows");
+}
+
 void resolve_run(Config& c, const Values& values) {
     if (c.master == "none" && c.dtype != "bf16")
         fail("--master none: for --dtype bf16; ", c.dtype, " weights are their own master");
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
     if (c.min_lr > c.lr) fail("--min-lr ", value_text(c.min_lr), " is larger than --lr ", value_text(c.lr));
-    if (c.shard == "none" && c.replicate != 1 && c.replicate != c.ranks)
-        fail("--replicate ", c.replicate, ": without --shard each of the ", c.ranks, " ranks is a replica");
-    if (c.ranks % c.replicate != 0)
-        fail("--replicate ", c.replicate, ": does not divide --ranks ", c.ranks);
+    check_layout(c);
     const long window = c.batch * c.seq;               // a row is an int on the device
     if (window > INT_MAX)
         fail("--batch ", c.batch, " x --seq ", c.seq, ": ", window, " tokens at once, at most ", INT_MAX,

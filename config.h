@@ -44,7 +44,7 @@ struct Config {
     long replicate = 1;                                // copies of what is sharded; none: each rank is one
     long prefetch = 1;                                 // fsdp: units gathered ahead
     bool reshard_after_forward = true;                 // fsdp
-    std::string gather_dtype, reduce_dtype;            // on the wire; unless given: that of weights, of gradients
+    std::string gather_dtype = "same", reduce_dtype = "same";   // of weights, of gradients on the wire
     bool check_collectives = checked_build;
 
     std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder

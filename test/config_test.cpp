@@ -143,6 +143,26 @@ TEST_CASE("only bf16 weights can do without a master") {
     CHECK(refusal({"--master", "none", "--dtype", "bf16"}) == "accepted");
 }
 
+TEST_CASE("a layout that contradicts itself is refused: copies, and types on the wire") {
+    CHECK(refusal({"--ranks", "4", "--replicate", "2"}).starts_with("--replicate 2: without --shard each of the 4 ranks"));
+    CHECK(refusal({"--ranks", "4", "--replicate", "4"}) == "accepted");
+    CHECK(refusal({"--ranks", "4", "--shard", "zero1", "--replicate", "3"}) == "--replicate 3: does not divide --ranks 4");
+    CHECK(refusal({"--ranks", "4", "--shard", "fsdp", "--replicate", "2", "--gather-dtype", "bf16"}) == "accepted");
+    for (const char* shard : {"none", "zero1", "zero2"}) {
+        CHECK(refusal({"--ranks", "2", "--shard", shard, "--gather-dtype", "bf16"})
+                  .starts_with("--gather-dtype bf16: only --shard fsdp"));
+        CHECK(refusal({"--ranks", "2", "--shard", shard, "--gather-dtype", "fp32"}) == "accepted");   // as they are
+    }
+    const auto narrow = [](const char* flag, const char* type) {
+        return refusal({"--dtype", "bf16", "--shard", "fsdp", "--ranks", "2", flag, type});
+    };
+    CHECK(narrow("--gather-dtype", "fp32") == "--gather-dtype fp32: wider than the weights of --dtype bf16");
+    for (const char* flag : {"--gather-dtype", "--reduce-dtype"}) {
+        CHECK(narrow(flag, "bf16") == "accepted");
+        CHECK(narrow(flag, "fp64") == flag + std::string(" fp64: expected one of same, fp32, bf16"));
+    }
+}
+
 TEST_CASE("every flag of the design is known") {
     for (const char* name :
          {"model", "family", "layers", "dim", "heads", "kv-heads", "head-dim", "ffn", "vocab", "seq", "tied", "data",

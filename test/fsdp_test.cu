@@ -4,12 +4,160 @@
 using namespace baretrain;
 using namespace baretrain::test;
 
+namespace {
+
+constexpr long blocks = 5;
+ModelShape deep_shape() {
+    ModelShape s = small_shape("llama", false);
+    s.layers = blocks;
+    return s;
+}
+
+// Runs body(store, rank) on two ranks whose weights are noise.
+template <class Body> void with_stores(const FsdpOptions& options, Body body) {
+    const Params params(deep_shape(), 2);
+    ThreadWorld world;
+    run_threads(world, 2, [&](int rank) {
+        const Mesh mesh{{1, 1, 2, 1, 1}, rank};
+        Device device{.team = 1};
+        ThreadEngine engine(world, mesh, device);
+        Comm comm(device, mesh, &engine);
+        Arena arena(size_t(1) << 20);
+        ShardedWeights<float> store(arena, params, comm, options);
+        for (int u = 0; u < params.units(); ++u)
+            for (long i = 0; i < store.owned(u).count(); ++i)
+                store.owned(u).data[i] = float(1000 * u + store.owns(u).first + i);
+        body(store, params, rank);
+    });
+}
+// Of all elements of a unit that is leased: wrong ones.
+long wrong(const Lease<float>& w, const Params& params) {
+    long n = 0;
+    Weights<float> views = *w;
+    for (const Param& p : params.rows())
+        if (p.unit == w.unit && !p.joined)
+            for (long i = 0; i < p.count(); ++i)
+                n += views.at(p.place).data[i] != float(1000 * w.unit + p.offset + i);
+    return n;
+}
+
+}  // namespace
+
 TEST_SUITE("fsdp") {
 
 TEST_CASE("A2: FSDP, resharding or not, and HSDP are the run of one rank, whatever each rank has to train") {
-    check_matrix(on_ranks({.shard = "fsdp"}) + on_ranks({.shard = "fsdp", .reshard = false}) +
-                 on_ranks({.shard = "fsdp", .replicate = 2}, {4}) + on_ranks({.shard = "fsdp", .prefetch = 0}, {3}) +
-                 on_ranks({.shard = "fsdp", .prefetch = 2}, {3}));
+    check_matrix(with_ranks({.shard = "fsdp"}) + with_ranks({.shard = "fsdp", .reshard = false}) +
+                 with_ranks({.shard = "fsdp", .replicate = 2}, {4}) + with_ranks({.shard = "fsdp", .prefetch = 0}, {3}) +
+                 with_ranks({.shard = "fsdp", .prefetch = 2}, {3}));
+}
+
+TEST_CASE("in fp32 the first step of HSDP is that of one rank") {
+    check_fp32({.shard = "fsdp", .ranks = 4, .replicate = 2, .micros = 3});
+}
+
+TEST_CASE("prefetch and resharding change memory and time, not one bit; nor does it matter that weights are sharded") {
+    const ModelShape shape = deep_shape();
+    const Taken first = run_layout<float>(shape, {.shard = "fsdp", .ranks = 3, .micros = 3, .prefetch = 0}, 3);
+    size_t peak = first.peak;
+    for (long prefetch : {1, 2}) {
+        const Taken t = run_layout<float>(shape, {.shard = "fsdp", .ranks = 3, .micros = 3, .prefetch = prefetch}, 3);
+        check_same_bits(first, t);
+        CHECK(t.peak > peak);
+        peak = t.peak;
+    }
+    const Layout stays{.shard = "fsdp", .ranks = 3, .micros = 3, .reshard = false};
+    check_same_bits(first, run_layout<float>(shape, stays, 3));
+    check_same_bits(first, run_layout<float>(shape, stays, 3));
+    check_same_bits(first, run_layout<float>(shape, {.shard = "zero2", .ranks = 3, .micros = 3}, 3));
+}
+
+TEST_CASE("weights that were let go are NaN where releases are poisoned, and only there") {
+    CHECK(FsdpOptions{}.poison == checked_build);
+    for (const bool poison : {true, false})
+        with_stores({.prefetch = 0, .poison = poison}, [&](ShardedWeights<float>& store, const Params& params, int) {
+            auto ends = store.gather(ends_unit);
+            const View<float> head = ends->head.w;
+            for (int b = 1; b <= blocks; ++b) {
+                auto w = store.gather(b);
+                CHECK(wrong(w, params) == 0);
+                const View<float> up = w->up.w;
+                store.release(w);
+                for (long i = 0; i < up.count(); ++i)  // the last block is needed again at once
+                    CHECK(std::isnan(up.data[i]) == (poison && b < blocks));
+            }
+            auto last = store.gather(blocks);
+            const View<float> up = last->up.w;
+            CHECK(wrong(last, params) == 0);
+            store.release(last);
+            CHECK(std::isnan(up.data[0]) == poison);
+            CHECK(!std::isnan(head.data[0]));
+            store.release(ends);
+            CHECK(std::isnan(head.data[0]) == poison);
+        });
+}
+
+TEST_CASE("whatever the order, a lease has its unit's weights; two blocks at once are an error") {
+    for (const bool reshard : {true, false})
+        for (const int prefetch : {0, 1, 2})
+            with_stores({prefetch, reshard, Type::fp64, true}, [&](ShardedWeights<float>& store, const Params& params, int) {
+                for (uint64_t pass = 0; pass < 20; ++pass) {
+                    auto ends = store.gather(ends_unit);
+                    CHECK(wrong(ends, params) == 0);
+                    for (uint64_t i = 0; i < 8; ++i) {
+                        auto w = store.gather(1 + int(philox(9, Stream::test, pass, i).v[0] % blocks));
+                        CHECK(wrong(w, params) == 0);
+                        store.release(w);
+                    }
+                    store.release(ends);
+                    for (int u = 0; u < params.units(); ++u)   // as an optimizer would; publish() does nothing
+                        store.publish(u);
+                    store.finish();
+                }
+            });
+    std::string error;
+    try {
+        with_stores({.prefetch = 0}, [&](ShardedWeights<float>& store, const Params&, int) {
+            auto a = store.gather(2), b = store.gather(3);
+            store.release(b), store.release(a);
+        });
+    } catch (const Error& e) { error = e.what(); }
+    CHECK(error.find("one block is leased at a time") != std::string::npos);
+}
+
+TEST_CASE("weights and gradients that travel as bf16 are half the bytes, and nearly the same run") {
+    check_narrow({.shard = "fsdp", .ranks = 2, .micros = 3}, "bf16", "");
+    check_narrow({.shard = "fsdp", .ranks = 4, .replicate = 2, .prefetch = 2}, "bf16", "bf16");
+    check_narrow({.shard = "fsdp", .ranks = 3, .reshard = false}, "", "bf16");
+}
+
+// On a wire so fast that it is always free. A gather is told when the block that waits for it begins.
+TEST_CASE("with prefetch 0 no gather overlaps a block; with 1 and 2 each starts before the block before it ends") {
+    for (const long prefetch : {0, 1, 2}) {
+        CAPTURE(prefetch);
+        const Layout l{.shard = "fsdp", .ranks = 2, .micros = 2, .prefetch = prefetch};
+        struct Block { long begin, end; };
+        std::vector<Block> work;                       // L forward, L backward; twice
+        std::vector<std::pair<Event, size_t>> gathers;   // and which of `work` waits for it
+        bool inside = false;
+        for (const Event& e : trace_of(config_of(deep_shape(), l, "fp32"), {false, 4e9, 1e9, 1e11})) {
+            if (e.mark == Mark::gather && e.unit >= 1) work.push_back({LONG_MAX, 0}), inside = true;
+            if (e.mark == Mark::release) inside = false;
+            if (e.mark != Mark::none) continue;
+            if (std::string(e.name) == "gather weights" && e.work.unit >= 1) gathers.push_back({e, work.size() - 1});
+            if (inside && e.work.lane == Lane::compute) work.back() = {std::min(work.back().begin, e.begin), e.end};
+        }
+        REQUIRE(work.size() == 2 * 2 * blocks);
+        REQUIRE(gathers.size() == 2 * (2 * blocks - 1));
+        long overlaps = 0, ahead = 0, second = 0;
+        for (const auto& [g, next] : gathers) {
+            for (const Block& b : work) overlaps += g.begin < b.end && b.begin < g.end;
+            if (next % (2 * blocks) == 0) continue;    // before the first block there is none
+            ++second, ahead += g.begin < work[next - 1].end;
+        }
+        CHECK(second == 2 * (2 * blocks - 2));
+        CHECK(ahead == (prefetch ? second : 0));
+        CHECK((overlaps > 0) == (prefetch > 0));
+    }
 }
 
 }

@@ -133,14 +133,69 @@ inline void check_matrix(const std::vector<Layout>& ways) {
             std::string(all ? "" : "; the others: make test-long PART=matrix"));
 }
 
-// `shard` on each number of ranks, the numbers divided by `replicate`.
-inline std::vector<Layout> on_ranks(const Layout& l, std::initializer_list<long> ranks = {1, 2, 3, 4}) {
+inline std::vector<Layout> with_ranks(const Layout& l, std::initializer_list<long> ranks = {1, 2, 3, 4}) {
     std::vector<Layout> all;
     for (long n : ranks) all.push_back(l), all.back().ranks = n;
     return all;
 }
 inline std::vector<Layout> operator+(std::vector<Layout> a, const std::vector<Layout>& b) {
     return a.insert(a.end(), b.begin(), b.end()), a;
+}
+
+inline void check_same_bits(const Taken& a, const Taken& b) {
+    for (size_t s = 0; s < a.steps.size(); ++s) {
+        CHECK(a.steps[s].result.loss == b.steps[s].result.loss);
+        CHECK(a.steps[s].result.grad_norm == b.steps[s].result.grad_norm);
+        CHECK(a.steps[s].grads == b.steps[s].grads);
+    }
+    CHECK(a.weights == b.weights);
+}
+
+// In fp32 the first step agrees to 1e-5: the type does not matter.
+inline void check_fp32(const Layout& l) {
+    for (const char* family : {"gpt2", "llama"}) {
+        const ModelShape shape = small_shape(family, false);
+        const Taken one = run_layout<float>(shape, {}, 1), t = run_layout<float>(shape, l, 1);
+        const Apart a = apart(one, t);
+        CAPTURE(l.text()); CAPTURE(a.where);
+        CHECK(a.worst < 1e-5);
+        CHECK(t.faults == std::vector<std::string>());
+    }
+}
+
+// Half the bytes where they are narrower, the memory of the wires, and nearly the same numbers.
+inline void check_narrow(Layout l, const std::string& gather, const std::string& reduce) {
+    const ModelShape shape = small_shape("llama", true);
+    const Taken one = run_layout<float>(shape, {}, 8);
+    l.gather = gather, l.reduce = reduce;
+    CAPTURE(l.text());
+    const Taken t = run_layout<float>(shape, l, 8);
+    const Params params(shape, int(Letters(Params(shape), l).S));
+    const long w = gather == "bf16" ? 2 : 0, g = reduce == "bf16" ? 2 : 0;
+    for (const StepTaken& step : t.steps) CHECK(sent(step.ledger) == closed_ledger(params, l, w ? w : 4, g ? g : 4));
+    CHECK(sent(t.plan.ledger) == sent(t.steps[0].ledger));
+    check_memory(closed_memory(params, l, 4, 4, w, g), t.parts);
+    CHECK(held(t.parts) == held(t.plan.parts));
+    const Apart a = apart(one, t);
+    CAPTURE(a.where);
+    CHECK(a.worst > 1e-5);                             // it is rounded
+    for (size_t s = 0; s < t.steps.size(); ++s)
+        CHECK(std::fabs(t.steps[s].result.loss - one.steps[s].result.loss) < 0.01);
+}
+
+// ---- who does what when, by a virtual clock ---------------------------------------------------------------------------
+inline Events trace_of(const Config& c, const TraceClock& clock) {   // a step's, of rank 0
+    Events events;
+    on_ranks<float>(c, [&](Trainer<float>& t) {
+        Trace trace(clock, [&] { return t.arena.high(); }, t.comm.mesh.rank);
+        trace.step(1);
+        t.device.watch = &trace;
+        Layout l{.shard = c.shard, .ranks = c.ranks, .replicate = c.replicate, .micros = t.micro_batches()};
+        train_step(t, micros_of(l, 0, t.comm.mesh.rank));
+        t.device.watch = nullptr;
+        if (t.comm.first()) events = trace.events();
+    });
+    return events;
 }
 
 }  // namespace baretrain::test
