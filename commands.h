@@ -179,6 +179,7 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
     const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
     const Plan plan = make_plan<T>(config, params, step);
     const Facts facts = plan_facts(config, params, plan);
+    if (!c.output.empty()) write_whole(c.output, holdings_svg(holdings<T>(config)));
     if (c.json) return std::printf("%s\n", to_json(facts).c_str()), 0;
     std::printf("model    %s, %.2f M parameters, %s\n", config.shape.family.c_str(),
                 double(config.shape.parameters()) / 1e6, config.dtype.c_str());

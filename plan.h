@@ -1,9 +1,10 @@
 // plan.h - what a run will cost, found by running its step dry: memory by purpose and operations, nothing allocated.
-// Copy with: generate.h, report.h, trainer.h and what they name
+// Copy with: generate.h, holdings.h, report.h, trainer.h and what they name
 // An arena without memory hands out shapes and counts bytes, launches and products only count: so the plan can't drift
 // from the step. A run allocates exactly what its plan says.
 #pragma once
 #include "generate.h"
+#include "holdings.h"
 #include "report.h"
 #include "trainer.h"
 
@@ -56,6 +57,49 @@ Plan make_plan(const Config& config, const Params& params, Step step, size_t ava
     Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
     plan.peak = arena.peak();
     return plan;
+}
+
+// ---- who holds what -------------------------------------------------------------------------------------------------
+// A rank's part of the memory as planned, and which elements of the model it is: all, or those that it owns.
+template <class T> std::array<Holding, 3> holdings_of(const Config& c, const Params& params, int rank) {
+    Arena arena;
+    const Trainer<T> t(c, params, arena, {mesh_of(c, rank)});
+    const char* const names[] = {"weights", "gradients", "optimizer"};
+    const bool whole[] = {c.shard != "fsdp", c.shard == "none" || c.shard == "zero1", c.shard == "none"};
+    std::array<Holding, 3> holdings;
+    double all = 0;
+    for (int u = 0; u < params.units(); ++u) all += double(params.unit_size(u));
+    for (size_t i = 0; i < 3; ++i) {
+        double at = 0, held = 0;
+        for (int u = 0; u < params.units(); at += double(params.unit_size(u++))) {
+            const Range r = whole[i] ? Range{0, params.unit_size(u)} : t.weights.owns(u);
+            holdings[i].parts.push_back({(at + double(r.first)) / all, (at + double(r.first + r.count)) / all});
+            held += double(r.count);
+        }
+        for (const ArenaPart& p : arena.parts())
+            if (std::string(p.name) == names[i]) holdings[i].bytes = p.bytes;
+        const double elements = double(holdings[i].bytes) / double(i ? sizeof(Real<T>) : sizeof(T));
+        if (i < 2) holdings[i].room = (elements - held) / all;   // the optimizer needs none
+    }
+    return holdings;
+}
+
+// The layouts that so many ranks can have; of more ranks the first 16.
+template <class T> std::vector<LayoutHoldings> holdings(Config c) {
+    const long copies = c.shard == "none" ? 2 : std::max(2L, c.replicate);
+    std::vector<LayoutHoldings> all;
+    for (const std::string name : {"none", "zero1", "zero2", "fsdp", "hsdp"}) {
+        c.shard = name == "hsdp" ? "fsdp" : name, c.replicate = name == "hsdp" ? copies : 1;
+        if (c.ranks % c.replicate) continue;
+        const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
+        LayoutHoldings l{name, {0}, {}};
+        for (int u = 0; u < params.units(); ++u) l.units.push_back(l.units.back() + double(params.unit_size(u)));
+        const double end = l.units.back();
+        for (double& from : l.units) from /= end;
+        for (int rank = 0; rank < std::min(16L, c.ranks); ++rank) l.ranks.push_back(holdings_of<T>(c, params, rank));
+        all.push_back(l);
+    }
+    return all;
 }
 
 // The tensors that weight decay reaches, or the others, by name, with * for the number of a block.

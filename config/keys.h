@@ -139,8 +139,8 @@ inline Table run_keys(Config& c) {
         {"top-p", &c.top_p, {0, 1, true}, both, seldom, "among the likeliest tokens of this total probability"},
     }}, {"files", {
         {"ids", &c.ids, any, dump, often, "JSON, one batch: lists of ids; in each the next id is the target"},
-        {"output", &c.output, any, dump | exports | tokenize | report, often,
-         "also -o: the file (export: folder) to write; of one RUN unset: its run.html"},
+        {"output", &c.output, any, dump | exports | tokenize | report | plan, often,
+         "also -o: the file (export: folder) to write; of one RUN unset: its run.html; plan: an SVG, who holds what"},
         {"json", &c.json, any, plan, often, "print JSON"},
         {"train-vocab", &c.train_vocab, {0, 1 << 24}, tokenize, often, "learn a BPE of so many ids from IN; 0: off"},
         {"lines", &c.lines, any, tokenize, often, "JSON lines with a text, from standard input, to lists of ids"},

@@ -26,7 +26,7 @@ const std::map<std::string, int> layers = {
 };
 const std::map<std::string, int> host_layers = {
     {"bpe.h", 25}, {"files.h", 25}, {"shape.h", 30}, {"schedule.h", 30}, {"tokenizer.h", 30}, {"safetensors.h", 30},
-    {"doctor.h", 30}, {"page.h", 30}, {"trace.h", 30}, {"report.h", 35}, {"shards.h", 35}, {"tokenize.h", 37}, {"dataloader.h", 40},
+    {"doctor.h", 30}, {"page.h", 30}, {"trace.h", 30}, {"holdings.h", 30}, {"report.h", 35}, {"shards.h", 35}, {"tokenize.h", 37}, {"dataloader.h", 40},
     {"checkpoint.h", 40}, {"model_folder.h", 40}, {"blackbox.h", 45}, {"config.h", 50},
 };
 const Names host_may_use = {"device/error.h", "device/types.h", "device/random.h", "device/watch.h"};
