@@ -30,7 +30,7 @@ endif
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all train test tests headers tsan parity mutants bug copytest fuzz kill-test test-long clang cuda deps doctor
-.PHONY: bench pictures clean help need-program need-doctest FORCE
+.PHONY: bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -211,6 +211,15 @@ parity:
 # The pictures of the README, by headless Chromium (dev/pictures).
 pictures: $(PROGRAM)
 	@dev/pictures.sh
+# The outputs and pictures of lessons/*.md: anew, or compared with what is there. Exercises on a copy of the source.
+docs: $(PROGRAM)
+	@PROGRAM=$(PROGRAM) dev/docs.sh
+docs-check: $(PROGRAM)
+	@PROGRAM=$(PROGRAM) dev/docs.sh --check
+exercise:
+	@lessons/exercise.sh $(NAME)
+grade:
+	@lessons/exercise.sh --grade $(NAME)
 # How near a step is to its own matrix products and to the machine; BENCH="124M-B4-T64 bf16" picks rows (dev/bench).
 # BENCH=ranks: two ranks with a core each next to one with both (dev/bench/ranks.sh).
 bench: $(BUILD)/bench $(PROGRAM)
@@ -324,6 +333,8 @@ help:
 	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with and without one"
 	@echo "make parity      the worst errors against PyTorch and transformers, a row a model"
 	@echo "make pictures    the README's pictures of run.html and of three runs, by headless Chromium"
+	@echo "make docs        the outputs and pictures of lessons/*.md anew (make docs-check: are they still true?)"
+	@echo "make exercise NAME=ddp   lines of the source to write again, in a copy; make grade NAME=ddp   are you there?"
 	@echo "make bench       a step next to its own matrix products, speed and memory of its pieces (BENCH='124M-B4-T64 bf16')"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"

@@ -33,6 +33,7 @@ std::string why_no_text(const fs::path& path) {
     Utf8Stream stream;
     const bool valid = stream.push(head) + stream.pending() == head && (!whole || stream.pending().empty());
     if (head.empty()) return "empty";
+    if (path.extension() == ".svg") return "picture";
     return path.extension() != ".bin" && valid && head.find('\0') == std::string::npos ? "" : "binary";
 }
 

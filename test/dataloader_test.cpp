@@ -298,7 +298,7 @@ TEST_CASE("documents come in order with end-of-text between them") {
     CHECK(text_of(read_corpus(a, "0", byte, 4).train) == "first");
 }
 
-TEST_CASE("a folder gives its text files by path, without what is hidden, built or binary") {
+TEST_CASE("a folder gives its text files by path, without what is hidden, built, drawn or binary") {
     const TempFolder f;
     f.put("b.txt", "BBBB");
     f.put("a/z.txt", "ZZZZ");
@@ -312,12 +312,13 @@ TEST_CASE("a folder gives its text files by path, without what is hidden, built 
     f.put("zero.bin", std::string("ab\0cd", 5));
     f.put("latin1.txt", "caf\xE9 noir");
     f.put("empty.txt", "");
+    f.put("drawn.svg", "<svg></svg>");
     fs::create_symlink("nowhere", f.path / "dangling");
     const Corpus c = read_corpus(f.path.string(), "", byte, 4);
     const std::vector<std::string> expected = {f / "a/a.md", f / "a/z.txt", f / "b.txt", f / "utf8.txt",
                                                f / "z_cut.txt"};
     CHECK(c.inputs.files == expected);
-    CHECK(contains(c.describe(), "5 files (11 left out: 3 binary, 4 built, 1 empty, 2 hidden, 1 no file), "));
+    CHECK(contains(c.describe(), "5 files (12 left out: 3 binary, 4 built, 1 empty, 2 hidden, 1 no file, 1 picture), "));
     CHECK(read_corpus(f / "out", "", byte, 1).inputs.files ==      // asked for by name
           std::vector<std::string>{f / "out/x"});
 }

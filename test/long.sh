@@ -18,6 +18,7 @@ mutants-1 4 test/mutants.sh --group 1/6
 copytest 4 make copytest
 mutants-2 4 test/mutants.sh --group 2/6
 kill 2 make kill-test
+lessons 6 lessons/exercise.sh --check
 mutants-3 4 test/mutants.sh --group 3/6
 checked 18 make DEBUG=1 test
 mutants-4 4 test/mutants.sh --group 4/6
