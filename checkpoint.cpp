@@ -220,8 +220,8 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
     const fs::path run = run_folder, folder = run / format("step-%06ld", parts.trainer.step);
     const fs::path building = folder.string() + ".tmp";
     const bool first = group.rank == 0;
-    change_folders([&] {
-        const Building cleanup{first ? building : ""};
+    const Building cleanup{first ? building : ""};
+    const auto save = [&] {
         if (first) {
             fs::create_directories(run);
             discard_leftovers(run);
@@ -241,7 +241,13 @@ std::string save_checkpoint(const std::string& run_folder, const CheckpointParts
             if (keep > 0) remove_oldest(run, folder, keep);
         } else join_fetches(parts.weights);
         group.gather({});                              // it is complete
-    });
+    };
+    try {
+        change_folders(save);
+    } catch (const std::exception& e) {
+        group.abort(e.what());                         // before the folder goes, which others would complain of
+        throw;
+    }
     return folder.string();
 }
 

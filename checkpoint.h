@@ -30,8 +30,9 @@ struct CheckpointParts {
 struct SaveGroup {
     int rank = 0;
     int writer = 0, writers = 1;                       // of state, numbered as their ranks are; -1: not this rank
-    // What each rank gives, in their order; it returns when all of them have called it.
+    // What each rank, or each writer, gives, in their order; it returns when all ranks have called it.
     std::function<std::vector<Digest>(Digest)> gather = [](Digest mine) { return std::vector{mine}; };
+    std::function<void(const std::string& why)> abort = [](const std::string&) {};   // tells the others
 };
 
 // All ranks call it and get the new folder when it is complete. Once its mark is on the disk, the oldest other complete

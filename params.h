@@ -56,6 +56,7 @@ template <class T> struct Weights {
     Linear<T> head;                                    // (V, C); tied: wte
     Norm<T> norm1, q_norm, k_norm, norm2;
     Linear<T> qkv, out, up, down;
+    View<T> flat;                                      // the whole unit
 
     // In the order of Place.
     View<T>& at(Place p) {
@@ -105,6 +106,7 @@ public:
             if (Linear<T>* l = w.linear(p.place)) l->transposed = p.transposed;
         }
         if (shape_.tied) w.head.w = w.wte;
+        w.flat = flat;
         return w;
     }
 private:

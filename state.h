@@ -32,7 +32,7 @@ template <class T> std::vector<Part<T>> owned_units(const Params& params, Weight
 }
 
 // The tensors of the table, as they lie in `parts`, under prefix + Hugging Face name: to write, or to be filled. What
-// is there only in part is written flat, as name@first element; of what is read, it takes its part.
+// is there only in part is written and read as such a piece (model_folder.h).
 template <class T>
 std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const std::vector<Part<T>>& parts,
                                          const std::string& prefix) {
@@ -44,8 +44,8 @@ std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const 
         const bool whole = r.count == p.count();
         const T* const from = part.data.data + (r.first - part.range.first);
         const size_t bytes = size_t(r.count) * sizeof(T);
-        list.push_back({prefix + p.name + (whole ? "" : concat("@", r.first - p.offset)), safetensors_dtype<T>(),
-                        whole ? p.dims() : std::vector<long>{r.count},
+        list.push_back({whole ? prefix + p.name : piece_name(prefix + p.name, r.first - p.offset),
+                        safetensors_dtype<T>(), whole ? p.dims() : std::vector<long>{r.count},
                         [&d, from, bytes](void* to) { copy_bytes(d, to, from, bytes); }});
     }
     return list;
@@ -57,13 +57,11 @@ std::vector<TensorTarget> tensor_targets(Device& d, const Params& params, const 
     for (const Param& p : params.rows()) {
         const Part<T>& part = parts[size_t(p.unit)];
         const Range r = p.range().both(part.range);
-        if (r.count == 0) continue;
         T* const to = part.data.data + (r.first - part.range.first);
-        const long skipped = r.first - p.offset;
         const size_t bytes = size_t(r.count) * sizeof(T);
-        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(), [&d, to, skipped, bytes](const void* from) {
-            copy_bytes(d, to, static_cast<const T*>(from) + skipped, bytes);
-        }});
+        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(),
+                        [&d, to, bytes](const void* from) { copy_bytes(d, to, from, bytes); },
+                        r.first - p.offset, r.count});
     }
     return list;
 }

@@ -10,6 +10,7 @@
 #include "stats.h"
 #include "zero.h"
 #include <memory>
+#include <numeric>
 
 namespace baretrain {
 
@@ -160,11 +161,24 @@ inline std::map<std::string, std::string> identity(const Config& c, const Corpus
             {"rope", format("theta %g, factor %g (%g, %g, %ld)", s.rope_theta, r.factor, r.low, r.high, r.original)}};
 }
 
+// The state of the shards is written by the first of their copies.
+template <class T> SaveGroup save_group(Trainer<T>& t) {
+    const Mesh& mesh = t.comm.mesh;
+    const int writers = mesh.size(Axis::dp_shard), writer = mesh.at(Axis::dp_shard);
+    return {mesh.rank, mesh.at(Axis::dp_replicate) == 0 ? writer : -1, writers, [&t, writers](Digest mine) {
+        Scratch s(t.context.scratch);
+        std::vector<Digest> each(static_cast<size_t>(writers));
+        const auto part = s.take<char>(1, long(sizeof mine)), all = s.take<char>(1, writers * part.cols);
+        copy_bytes(t.device, part.data, &mine, sizeof mine);
+        t.comm.await(t.comm.gather(Axis::dp_shard, all, View<const char>(part), {"control"}));
+        copy_bytes(t.device, each.data(), all.data, each.size() * sizeof mine);
+        t.meet();
+        return each;
+    }, [&t](const std::string& why) { t.comm.abort(concat("rank ", t.comm.mesh.rank, ": ", why)); }};
+}
+
 template <class T>
 std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, const std::string& run) {
-    if (t.comm.size(Axis::dp_shard) > 1) fail("a checkpoint of sharded ranks is not built yet");
-    t.meet();
-    if (!t.comm.first()) return "";
     CheckpointParts parts;
     const std::string dtype = t.config.dtype == "bf16" ? "bfloat16" : t.config.dtype == "fp64" ? "float64" : "float32";
     const bool fits = t.config.tokenizer == t.config.model || !tokenizer.has_text();
@@ -174,13 +188,29 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
     parts.config_json = t.brought.empty() ? to_hf_config(t.params.shape(), dtype, tokenizer.end_of_text())
                                           : with_dtype(t.brought.at("config.json"), dtype,
                                                        fits ? std::optional<long>() : tokenizer.end_of_text());
-    parts.weights = tensor_sources<T>(t.device, t.params, owned_units(t.params, t.weights), "");
-    parts.state = t.optimizer.sources(t.device);
+    using Unit = std::unique_ptr<Lease<T>>;
+    Unit ends(new Lease<T>(t.weights.gather(ends_unit))), block;   // whose tensors are being written
+    for (const Param& p : t.params.rows())
+        parts.weights.push_back({p.name, safetensors_dtype<T>(), p.dims(), [&](void* to) {
+            Unit& unit = p.unit == ends_unit ? ends : block;
+            if (unit && unit->unit != p.unit) t.weights.release(*unit), unit.reset();
+            if (!unit) unit.reset(new Lease<T>(t.weights.gather(p.unit)));
+            if (to) copy_bytes(t.device, to, (*unit)->flat.data + p.offset, size_t(p.count()) * sizeof(T));
+        }});
+    const SaveGroup group = save_group(t);
+    if (group.writer >= 0) parts.state = t.optimizer.sources(t.device);
     parts.trainer = {t.step, t.position, t.tokens, identity(t.config, corpus)};
-    const size_t kept = parts.state.size() / t.params.rows().size();   // by the optimizer: moments, perhaps a master
-    const double bytes = double(t.params.shape().parameters()) * double(sizeof(T) + kept * sizeof(Real<T>));
+    double bytes = 0;                                  // that this rank writes
+    const auto add = [&](const TensorSource& s) {
+        bytes += std::accumulate(s.shape.begin(), s.shape.end(), double(dtype_bytes(s.dtype)), std::multiplies());
+    };
+    std::ranges::for_each(parts.state, add);
+    if (t.comm.first()) std::ranges::for_each(parts.weights, add);
     const Watched saving(t.device, {Where::current(), bytes, 0, Lane::save});
-    return save_checkpoint(run, parts, t.config.keep);
+    const std::string folder = save_checkpoint(run, parts, t.config.keep, group);
+    for (Unit* unit : {&block, &ends})
+        if (*unit) t.weights.release(**unit);
+    return folder;
 }
 
 // The checkpoint has been found complete: newest_checkpoint(), require_complete().
@@ -189,6 +219,7 @@ template <class T> void resume(Trainer<T>& t, const Corpus& corpus, const std::s
     require_same_facts(saved, identity(t.config, corpus));
     load_model_tensors(checkpoint, tensor_targets<T>(t.device, t.params, owned_units(t.params, t.weights), ""));
     load_tensors(state_files(checkpoint), t.optimizer.targets(t.device));
+    t.optimizer.publish_all(t.device);
     t.step = saved.step, t.position = saved.position, t.tokens = saved.tokens;
 }
 

@@ -89,10 +89,10 @@ public:
             threads.emplace_back([&, rank] {
                 try {
                     body(SaveGroup{rank, rank < writers ? rank : -1, writers,
-                                   [&, rank](Digest mine) { return gather(rank, mine); }});
+                                   [&, rank](Digest mine) { return gather(rank, mine); },
+                                   [&](const std::string& why) { fail(why); }});
                 } catch (const std::exception& e) {
-                    const std::lock_guard lock(mutex_);
-                    if (error_.empty()) error_ = e.what();
+                    fail(e.what());
                 }
                 barrier_.arrive_and_drop();
             });
@@ -100,6 +100,10 @@ public:
         return error_;
     }
 private:
+    void fail(const std::string& why) {
+        const std::lock_guard lock(mutex_);
+        if (error_.empty()) error_ = why;
+    }
     void meet() {
         barrier_.arrive_and_wait();
         const std::lock_guard lock(mutex_);
