@@ -53,15 +53,24 @@ std::vector<std::string> numbers_of(const std::string& run) {
     return lines;
 }
 
+// Every file below a folder with its content.
+std::map<std::string, std::string> content_of(const std::string& folder) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+        if (entry.is_regular_file()) files[entry.path().string()] = get(entry.path());
+    return files;
+}
+
 void check_equal(const std::string& straight, const std::string& resumed, long step) {
     const std::string a = step_folder(straight, step), b = step_folder(resumed, step);
-    const Words files = {"model.safetensors", "state/optimizer.safetensors", "config.json", "tokenizer.json"};
-    for (const std::string& file : files) {
-        CAPTURE(file);
-        CHECK(!get(a + "/" + file).empty());
-        CHECK((get(a + "/" + file) == get(b + "/" + file)));
+    const auto written = content_of(a);
+    CHECK(written.size() == content_of(b).size());
+    CHECK(written.size() >= 6);
+    for (const auto& [path, bytes] : written) {
+        CAPTURE(path);
+        CHECK(!bytes.empty());
+        CHECK((bytes == get(b + path.substr(a.size()))));
     }
-    CHECK(json::parse(get(a + "/state/trainer.json")) == json::parse(get(b + "/state/trainer.json")));
     CHECK(numbers_of(straight).size() == size_t(step));
     CHECK(numbers_of(straight) == numbers_of(resumed));
 }
@@ -82,14 +91,6 @@ void check_refused(const fs::path& in, const Words& words, int code, const Words
     }
 }
 
-// Every file below a folder with its content.
-std::map<std::string, std::string> content_of(const std::string& folder) {
-    std::map<std::string, std::string> files;
-    for (const auto& entry : fs::recursive_directory_iterator(folder))
-        if (entry.is_regular_file()) files[entry.path().string()] = get(entry.path());
-    return files;
-}
-
 struct Lab : TempFolder {
     explicit Lab(size_t bytes = 1200) { put(path / "text.txt", prose(bytes)); }
     Result train(const std::string& out, const Words& more = {}, const std::string& dtype = "fp32") const {
@@ -104,6 +105,54 @@ struct Lab : TempFolder {
         return child.wait();
     }
 };
+
+// Runs of 20 steps that save after each of them, killed at random. Each kill is followed twice: by the run itself, which is
+// killed again, and by a copy of it, which goes on to the end.
+struct Way { std::string name; Words flags; };
+void kill_at_random(const Way& way) {
+    const Lab lab(470);
+    const Words saving = Words{"--save-every", "1"} + way.flags;
+    const Result straight = lab.train("straight", saving);
+    CAPTURE(straight.err);
+    REQUIRE(straight.code == 0);
+    const Words again = tiny() + saving + Words{"--resume", "auto", "--out"};
+    const char* const asked = std::getenv("BT_KILLS");                    // make kill-test: 50
+    const int kills = asked ? std::atoi(asked) : 5;
+    const unsigned seed = 1337;
+    std::mt19937 random(seed);
+    std::set<std::string> before;
+    long cut_saves = 0, resumed = 0, ended = 0;
+    for (int i = 0; i < kills; ++i) {
+        const long delay = long(1e6 * straight.seconds / (i % 2 ? 1 : 4) * double(random()) / 4294967296.0);
+        CAPTURE(i);
+        CAPTURE(delay);                                // microseconds
+        Child child(lab.path, again + Words{"run"});
+        if (i % 2 == 0) child.wait_for([&] { return marked(lab / "run") != before; });   // so that there is something to lose
+        std::this_thread::sleep_for(std::chrono::microseconds(delay));
+        child.kill(SIGKILL);
+        const Result r = child.wait();
+        CAPTURE(r.err);
+        CHECK((r.code == 0 || r.code == 1000 + SIGKILL));
+        const std::set<std::string> after = marked(lab / "run");
+        for (const std::string& folder : before) CHECK(after.count(folder) == 1);
+        if (fs::exists(lab.path / "run"))
+            for (const auto& entry : fs::directory_iterator(lab / "run"))
+                cut_saves += contains(entry.path().filename(), "step-") && !fs::exists(entry.path() / "state/complete");
+        fs::remove_all(lab.path / "copy");
+        if (fs::exists(lab.path / "run")) fs::copy(lab.path / "run", lab.path / "copy", fs::copy_options::recursive);
+        const Result end = run(lab.path, again + Words{"copy"});
+        CAPTURE(end.err);
+        CHECK(end.code == 0);
+        if (!after.empty()) CHECK(contains(end.out, "resumed from copy/" + *after.rbegin()));
+        check_equal(lab / "straight", lab / "copy", 20);
+        resumed += !after.empty(), before = after;
+        if (r.code == 0 || after.count("step-000020")) fs::remove_all(lab.path / "run"), before.clear(), ++ended;
+    }
+    MESSAGE(way.name << ": " << kills << " kills, seed " << seed << ": " << resumed << " resumed from a checkpoint, " << cut_saves
+                  << " saves cut, " << ended << " runs reached their end");
+    CHECK(resumed > 0);
+    WARN(cut_saves > 0);                               // by chance
+}
 
 }  // namespace
 
@@ -149,48 +198,12 @@ TEST_CASE("any checkpoint of a run can be taken up, by its own name, with a slas
     }
 }
 
-// Each kill is followed twice: by the run itself, which is killed again, and by a copy of it, which goes on to the end.
 TEST_CASE("C6: killed at any moment with a save after every step: nothing marked is lost, and the end is the same") {
-    const Lab lab(470);
-    const Result straight = lab.train("straight", {"--save-every", "1"});
-    REQUIRE(straight.code == 0);
-    const Words again = tiny() + Words{"--save-every", "1", "--resume", "auto", "--out"};
-    const char* const asked = std::getenv("BT_KILLS");                    // make kill-test: 50
-    const int kills = asked ? std::atoi(asked) : 5;
-    const unsigned seed = 1337;
-    std::mt19937 random(seed);
-    std::set<std::string> before;
-    long cut_saves = 0, resumed = 0, ended = 0;
-    for (int i = 0; i < kills; ++i) {
-        const long delay = long(1e6 * straight.seconds / (i % 2 ? 1 : 4) * double(random()) / 4294967296.0);
-        CAPTURE(i);
-        CAPTURE(delay);                                // microseconds
-        Child child(lab.path, again + Words{"run"});
-        if (i % 2 == 0) child.wait_for([&] { return marked(lab / "run") != before; });   // so that there is something to lose
-        std::this_thread::sleep_for(std::chrono::microseconds(delay));
-        child.kill(SIGKILL);
-        const Result r = child.wait();
-        CAPTURE(r.err);
-        CHECK((r.code == 0 || r.code == 1000 + SIGKILL));
-        const std::set<std::string> after = marked(lab / "run");
-        for (const std::string& folder : before) CHECK(after.count(folder) == 1);
-        if (fs::exists(lab.path / "run"))
-            for (const auto& entry : fs::directory_iterator(lab / "run"))
-                cut_saves += contains(entry.path().filename(), "step-") && !fs::exists(entry.path() / "state/complete");
-        fs::remove_all(lab.path / "copy");
-        if (fs::exists(lab.path / "run")) fs::copy(lab.path / "run", lab.path / "copy", fs::copy_options::recursive);
-        const Result end = run(lab.path, again + Words{"copy"});
-        CAPTURE(end.err);
-        CHECK(end.code == 0);
-        if (!after.empty()) CHECK(contains(end.out, "resumed from copy/" + *after.rbegin()));
-        check_equal(lab / "straight", lab / "copy", 20);
-        resumed += !after.empty(), before = after;
-        if (r.code == 0 || after.count("step-000020")) fs::remove_all(lab.path / "run"), before.clear(), ++ended;
-    }
-    MESSAGE(kills << " kills, seed " << seed << ": " << resumed << " resumed from a checkpoint, " << cut_saves
-                  << " saves cut, " << ended << " runs reached their end");
-    CHECK(resumed > 0);
-    WARN(cut_saves > 0);                               // by chance
+    kill_at_random({"one rank", {}});
+}
+
+TEST_CASE("C6: two ranks of one process that share state and weights, killed at any moment, lose nothing marked either") {
+    kill_at_random({"two ranks", {"--ranks", "2", "--shard", "fsdp", "--batch", "1"}});
 }
 
 // Whatever tensors have the same names and shapes: another model must not go on with this one's weights.
