@@ -125,7 +125,7 @@ TEST_CASE("C15: a run goes on in any layout from a checkpoint of any other, and 
     const TempFolder temp;
     const Numbers straight = losses(go<double>(config_of({}), {.from = "", .run = temp / "one"}));
     const auto whole = content_of<double>(step_of(temp / "one", 6), config_of({}));
-    const bool all = std::getenv("BT_LONG");           // make test-long
+    const bool all = std::getenv("BT_MATRIX");         // make test-long PART=matrix: every pair
     for (size_t i = 0; i < layouts.size(); ++i) {
         const Layout& saved = layouts[i];
         if (!all && saved.shard != "none" && saved.ranks % 2) continue;
