@@ -217,7 +217,7 @@ std::string lane_svg(const Events& rank, const Picture& p, bool wire) {
 std::string memory_svg(const Events& rank, const Picture& p) {
     std::map<long, size_t> most;
     for (const Event& e : rank)
-        if (size_t& m = most[long(p.x(e.begin))]; e.memory > m) m = e.memory;
+        if (e.memory > 0) most[long(p.x(e.begin))] = std::max(most[long(p.x(e.begin))], e.memory);
     std::string path = "<path fill=\"#4c78a8\" fill-opacity=\"0.5\" d=\"M64 172";
     for (const auto& [x, bytes] : most) path += format("H%ldV%.1f", x, p.y(bytes));
     return path + "H708V172Z\"/><text x=\"58\" y=\"96\" text-anchor=\"end\">memory</text>";
