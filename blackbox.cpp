@@ -110,6 +110,7 @@ std::string BlackBox::see(const TakenStep& step) {
     const bool spike = !finite || (log.skipped.empty() && before >= fewest && deviations > z_);
     if (!spike || log.step < quiet_until_[finite] || written_ >= most_reports) return "";
     quiet_until_[finite] = log.step + long(window);
+    written_ += !fs::exists(folder_of(log.step));
     if (!finite) return log.skipped;
     return format("loss %.4f lies %.1f deviations above the mean of %zu steps, ", log.loss, deviations, before) +
            format("%.4f", mean_);
@@ -126,15 +127,17 @@ std::string BlackBox::write(const std::string& why, const TakenStep& step, const
     spike["why"] = why, spike["mean"] = mean_, spike["deviation"] = deviation_;
     if (!statistics.empty()) spike["statistics"] = json::parse(statistics);
     for (size_t i = 0; i + 1 < seen_.size(); ++i) spike["before"].push_back(line_of(seen_[i]));
-    const std::string folder = format("%s/spike-%06ld", run_.c_str(), step.log.step), building = folder + ".tmp";
+    const std::string folder = folder_of(step.log.step), building = folder + ".tmp";
     fs::remove_all(building);
     fs::create_directories(building);
     write_whole(building + "/spike.json", spike.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
     write_whole(building + "/worst.txt", worst_sequences(step, logprobs, tokenizer, most_sequences));
-    written_ += !fs::remove_all(folder);
+    fs::remove_all(folder);
     fs::rename(building, folder);
     return folder;
 }
+
+std::string BlackBox::folder_of(long step) const { return format("%s/spike-%06ld", run_.c_str(), step); }
 
 std::string difference(const StepLog& now, const StepLog& logged) {
     const json a = json::parse(to_json(now)), b = json::parse(to_json(logged));

@@ -26,12 +26,14 @@ std::string worst_sequences(const TakenStep& step, const std::vector<double>& lo
 class BlackBox {
 public:
     BlackBox(const std::string& run, double z);        // knows what the run has logged; z 0: reports nothing
-    std::string see(const TakenStep& step);            // remembers it; why it is to be reported, or ""
-    // Of the step that see() was last told of. statistics: a line of stats.jsonl, or "". Returns the folder.
+    std::string see(const TakenStep& step);            // remembers it; why it is to be reported, or "". All ranks agree
+    // By one rank, of the step that see() was last told of, with the sequences of all. statistics: a line of
+    // stats.jsonl, or "". Returns the folder.
     std::string write(const std::string& why, const TakenStep& step, const std::vector<double>& logprobs,
                       const Tokenizer& tokenizer, const std::string& statistics);
 private:
     struct Seen { StepLog log; long position; };       // position -1: before this process began
+    std::string folder_of(long step) const;
     std::string run_;
     double z_, mean_ = 0, deviation_ = 0;              // of the steps before the last one
     std::deque<Seen> seen_;

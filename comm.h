@@ -15,6 +15,7 @@
 #include "mesh.h"
 #include <chrono>
 #include <map>
+#include <span>
 
 namespace baretrain {
 
@@ -44,6 +45,9 @@ template <class Use> void with_type(Type t, Use use) {
     else if (t == Type::bf16) use(baretrain::bf16{});
     else use(char{});
 }
+
+// Data parallelism, the outer one first.
+inline constexpr Axis dp_axes[] = {Axis::dp_replicate, Axis::dp_shard};
 
 // Elements of a part when `count` of them are cut into n equal ones; the last parts may be short or empty.
 constexpr long part_of(long count, int n) { return (count + n - 1) / n; }
@@ -253,13 +257,14 @@ inline void Comm::compare(const Call& c) {
     }
 }
 
-// On rank 0 what all ranks have, one behind the other in their order; on the others nothing. All ranks call it, with
-// lists of any length: on each axis, the innermost first, the first rank receives what the others have by then.
-template <class T> std::vector<T> collect(Comm& comm, std::vector<T> mine, Purpose p) {
+// On rank 0 what all ranks of these axes have, one behind the other in their order; on the others nothing. All ranks
+// call it, with lists of any length: on each axis, the inner first, the first rank receives what the others have.
+template <class T>
+std::vector<T> collect(Comm& comm, std::vector<T> mine, Purpose p, std::span<const Axis> axes = all_axes) {
     static_assert(std::is_trivially_copyable_v<T>);
     const auto chars = [](const Buffer& b) { return View<char>(static_cast<char*>(b.data()), 1, long(b.bytes())); };
-    for (size_t i = std::size(all_axes); i-- > 0;) {
-        const Axis a = all_axes[i];
+    for (size_t i = axes.size(); i-- > 0;) {
+        const Axis a = axes[i];
         const auto send = [&](const void* from, size_t bytes) {
             const Buffer b(bytes);
             copy_bytes(comm.device, b.data(), from, bytes);

@@ -1,13 +1,12 @@
 // commands.h - what the program does besides training: a function a command, and the words that it prints.
-// Copy with: blackbox.h, gradcheck.h, plan.h, doctor.h, trace.h and what they name
+// Copy with: blackbox.h, gradcheck.h, commands/costs.h, doctor.h and what they name
 // The training step stands in train_gpt.cu. What needs it is handed it: gradients(trainer, micro-batches, trained) or
 // step(trainer, micro-batches).
 #pragma once
 #include "blackbox.h"
+#include "commands/costs.h"
 #include "doctor.h"
 #include "gradcheck.h"
-#include "plan.h"
-#include "trace.h"
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -99,6 +98,33 @@ template <class T> TraceClock trace_clock(Trainer<T>& t, Clock::time_point begin
             Clock::time_point(Clock::duration(long(zero)))};
 }
 
+[[noreturn]] inline void fail_at(const StepLog& log) {
+    fail("step ", log.step, ": loss ", std::to_string(log.loss), ", gradient norm ", std::to_string(log.grad_norm),
+         ": ", log.skipped, " came first; nothing was updated or saved; try a smaller --lr");
+}
+
+template <class T> double validation_loss(Trainer<T>& t, const Loader& val) {
+    const Progress progress{"evaluating", 0, t.comm.first()};
+    const LossSum mine = evaluate(t.context, t.weights, t.rows, val, t.share(), progress);
+    const auto [total, count] = t.agree({mine.total, double(mine.count)}, "evaluation");
+    return LossSum{total, long(count)}.mean();
+}
+
+// Of a rank's part of a step the whole step, on rank 0: the sequences of all ranks in the order of the data. Returns
+// the log-probabilities of their targets. Called by all ranks.
+template <class T> std::vector<double> gather_step(Trainer<T>& t, const Loader& data, TakenStep& step) {
+    const std::vector<double> all = collect(t.comm, logprobs_of(t), {"report"}, dp_axes);
+    std::vector<double> ordered;
+    if (t.comm.first()) step.micros.clear();
+    for (long micro = 0; micro < t.micro_batches() && t.comm.first(); ++micro)
+        for (RankShare s = t.share(); s.rank < s.ranks; ++s.rank) {
+            step.micros.push_back(data.rows(s.first(step.position, micro), s.batch));
+            const auto from = all.begin() + (s.rank * t.micro_batches() + micro) * t.micro_rows();
+            ordered.insert(ordered.end(), from, from + t.micro_rows());
+        }
+    return ordered;
+}
+
 template <class T> std::string sample_of(Trainer<T>& t, const Tokenizer& tokenizer) {
     const Config& c = t.config;
     const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), uint64_t(t.step)};
@@ -169,49 +195,6 @@ inline int print_findings() {
         std::printf("%-12s %s\n", f.what.c_str(), f.found.c_str());
         if (!f.advice.empty()) std::printf("%-12s   %s\n", "", f.advice.c_str());
     }
-    return 0;
-}
-
-// ---- plan -----------------------------------------------------------------------------------------------------------
-template <class T, class Step> int print_plan(const Config& c, Step step) {
-    Config config = c;
-    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
-    const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
-    const Plan plan = make_plan<T>(config, params, step);
-    const Facts facts = plan_facts(config, params, plan);
-    if (!c.output.empty()) write_whole(c.output, holdings_svg(holdings<T>(config)));
-    if (c.json) return std::printf("%s\n", to_json(facts).c_str()), 0;
-    std::printf("model    %s, %.2f M parameters, %s\n", config.shape.family.c_str(),
-                double(config.shape.parameters()) / 1e6, config.dtype.c_str());
-    std::printf("step     %ld tokens: %ld micro-batches of %ld x %ld\n", config.tokens_per_step,
-                config.tokens_per_step / (config.batch * config.seq), config.batch, config.seq);
-    const char* group = "memory";
-    for (const auto& [name, value] : facts) {
-        if (!name.starts_with("memory.")) continue;
-        std::printf("%-8s %-12s %12.1f MB\n", group, name.c_str() + 7, double(std::get<long>(value)) / 1e6);
-        group = "";
-    }
-    const double products = plan.matmul_flops, all = products + plan.attention_flops;
-    std::printf("compute  %-12s %12.3f GFLOP a step\n", "products", products / 1e9);
-    std::printf("%-8s %-12s %12.3f GFLOP a step\n", "", "attention", plan.attention_flops / 1e9);
-    std::printf("%-8s %-12s %12.3f GFLOP a token\n", "", "all", all / 1e9 / double(config.tokens_per_step));
-    std::printf("decay    %s\nnone     %s\n", decay_group(params, true).c_str(), decay_group(params, false).c_str());
-    return 0;
-}
-
-// ---- explain --------------------------------------------------------------------------------------------------------
-template <class T, class Step> int print_explanation(const Config& c, Step step) {
-    Config config = c;
-    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
-    const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
-    Arena arena;
-    Trainer<T> t(config, params, arena, {mesh_of(config)});
-    Trace trace({.real = false}, [&] { return arena.high(); });
-    trace.step(1);
-    t.device.watch = &trace;
-    dry_step(t, step);
-    std::printf("A step of rank 0 in %s, counted, not run; micro-batches: %ld, of %ld x %ld tokens.\n%s",
-                config.dtype.c_str(), t.micro_batches(), config.batch, config.seq, explain(trace.events()).c_str());
     return 0;
 }
 
@@ -362,7 +345,7 @@ int replay(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, Next
     const long first = t.step + 1;
     std::string different;
     TakenStep taken;
-    Progress progress{"replaying", t.step};
+    Progress progress{"replaying", t.step, t.comm.first()};
     while (t.step < c.replay) {
         taken = next(t, train);
         const auto was = logged.find(t.step);
@@ -370,7 +353,9 @@ int replay(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, Next
         if (different.empty() && !now.empty()) different = concat("step ", t.step, ": ", now);
         progress(t.step, c.replay);
     }
-    show_text(worst_sequences(taken, logprobs_of(t), tokenizer, 3));
+    const std::vector<double> logprobs = gather_step(t, train, taken);
+    if (!t.comm.first()) return 0;
+    show_text(worst_sequences(taken, logprobs, tokenizer, 3));
     if (t.stats.due()) std::printf("%s", to_json(t.stats.log(t.device, t.step)).c_str());
     std::printf("%s\n", log_line(taken.log, c.steps).c_str());
     if (different.empty()) std::printf("equal: steps %ld to %ld have the bits of the log\n", first, c.replay);

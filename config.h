@@ -51,7 +51,7 @@ struct Config {
     long trace = 0;                                    // steps to trace, from the second on; 0: none
     std::string clock = "wall";                        // wall, virtual
     double clock_flops = 1e12, clock_bytes = 1e11, clock_wire = 1e10;   // of the virtual clock
-    bool explain = false;
+    bool explain = false, ledger = false;
     long save_every = 200, keep = 2, eval_every = 200, sample_every = 400, log_every = 20;   // 0: never
     double spike_z = 6;                                // deviations that make a loss a spike; 0: off
     long replay = 0;                                   // a step to run again; 0: none

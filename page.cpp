@@ -2,6 +2,7 @@
 #include "page.h"
 #include "device/error.h"
 #include "files.h"
+#include "page/style.h"
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -173,6 +174,25 @@ Texts memory(const RunPage& run, double full) {
     return rows;
 }
 
+// What rank 0 sent in the last step, beside what the formulas say. Two kinds of rows are not of every step: statistics,
+// and the search for what is not finite.
+Texts sent(const RunPage& run) {
+    const std::string prefix = "sent.";
+    auto rows = run.sent;
+    std::map<std::string, double> formula;
+    for (const auto& [name, text] : run.facts)
+        if (name.starts_with(prefix)) formula[name.substr(prefix.size())] = number_in(text).value_or(NAN);
+    for (const auto& [name, bytes] : formula)
+        if (!name.ends_with(".statistics") && name.find(".max.") == std::string::npos) rows[name];
+    Texts cells;
+    for (const auto& [name, row] : rows) {
+        const double due = formula.count(name) ? formula[name] : 0;
+        const std::string text = format("%.0f bytes", row.first) + format(" <small>in %.3g ms</small>", row.second);
+        cells.push_back({name, row.first == due ? text : text + format(", <b>%.0f by formula</b>", due)});
+    }
+    return cells;
+}
+
 // Lines `key = value  # origin`. A comparison shows no origins: they are no difference.
 Texts settings(const RunPage& run, bool origins) {
     const auto trim = [](std::string s) {
@@ -195,7 +215,8 @@ Texts settings(const RunPage& run, bool origins) {
 Texts versions(const RunPage& run) {
     Texts rows;
     for (const auto& [name, text] : run.facts)
-        if (!name.starts_with("config.") && !name.starts_with("memory.")) rows.push_back({name, escape(text)});
+        if (const auto of = name.substr(0, name.find('.')); of != "config" && of != "memory" && of != "sent")
+            rows.push_back({name, escape(text)});
     return rows;
 }
 
@@ -211,74 +232,6 @@ std::string samples(const RunPage& run, size_t open) {
     if (stride > 1) text += format("<p>Of the older ones every %zuth; samples.jsonl has all.</p>\n", stride);
     return text;
 }
-
-const char* const style = R"(<style>
-:root { color-scheme: light dark; --back: #fff; --text: #1f2328; --faint: #d8dee4; --dim: #59636e;
-  --c0: #0969da; --c1: #bc4c00; --c2: #1a7f37; --c3: #a0347e; --c4: #7d6400; --c5: #4b5563; }
-@media (prefers-color-scheme: dark) {
-  :root { --back: #0d1117; --text: #e6edf3; --faint: #30363d; --dim: #9198a1;
-    --c0: #58a6ff; --c1: #ff9248; --c2: #3fd07f; --c3: #f29fd0; --c4: #f0e442; --c5: #c9d1d9; }
-}
-body { background: var(--back); color: var(--text); font: clamp(15px, 0.55vw + 9px, 20px)/1.5 system-ui, sans-serif;
-  max-width: 88em; margin: 1.5em auto; padding: 0 1em; overflow-wrap: anywhere; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin: 1.8em 0 0.5em; }
-small, .tiles td:first-child { color: var(--dim); } small { white-space: nowrap; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28em), 1fr)); gap: 0 2.5em; }
-figure { margin: 1em 0; min-width: 0; } figure:first-child { grid-column: 1 / -1; } figcaption { font-weight: 600; }
-figcaption span { font-weight: 400; margin-left: 1em; display: inline-block; }
-.plot { position: relative; height: 13em; margin: 0.7em 1.4em 1.8em 3.4em; }
-figure:first-child .plot { height: 19em; }
-svg { width: 100%; height: auto; display: block; } svg text { font-size: 12px; }
-path { vector-effect: non-scaling-stroke; }
-.plot svg { height: 100%; overflow: visible; } .trace { overflow-x: auto; } .trace svg { min-width: 40em; }
-.plot i { position: absolute; font: 0.8em/1 system-ui, sans-serif; color: var(--dim); white-space: nowrap; }
-.plot i.y { right: calc(100% + 0.6em); transform: translateY(-50%); }
-.plot i.x { top: calc(100% + 0.6em); transform: translateX(-50%); }
-.plot output { position: absolute; background: var(--back); border: 1px solid; border-radius: 4px; padding: 0 0.4em;
-  font-size: 0.85em; white-space: nowrap; pointer-events: none; transform: translate(-50%, -130%); }
-.plot output:empty { display: none; }
-.grid { stroke: var(--faint); } .axis { stroke: var(--dim); fill: none; }
-.curve { fill: none; stroke: currentColor; stroke-width: 1.6; stroke-linecap: round; stroke-linejoin: round; }
-.curve.bold { stroke-width: 2.6; } .curve.thin { stroke-width: 1; opacity: 0.6; }
-.curve.dashed { stroke-dasharray: 7 5; }
-.color-0 { color: var(--c0); } .color-1 { color: var(--c1); } .color-2 { color: var(--c2); }
-.color-3 { color: var(--c3); } .color-4 { color: var(--c4); } .color-5 { color: var(--c5); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; }
-.pairs { columns: 30em; display: block; } .pairs tr { break-inside: avoid; }
-td, th { text-align: left; border-bottom: 1px solid var(--faint); padding: 0.15em 1.5em 0.15em 0; min-width: 6em; }
-.tiles tbody { display: flex; flex-wrap: wrap; gap: 0.6em 2.2em; } .tiles td { display: block; border: 0; padding: 0; }
-.tiles td:first-child { font-size: 0.85em; } .tiles td:last-child { font-size: 1.3em; font-weight: 600; }
-.tiles small { font-size: 0.65em; font-weight: 400; }
-.bar { display: block; min-width: 12em; padding: 0 0.4em;
-  background: linear-gradient(90deg, var(--faint) var(--part), transparent 0); }
-pre { white-space: pre-wrap; border: 1px solid var(--faint); padding: 0.7em; margin: 0.3em 0 1em; }
-</style>
-)";
-
-// Shows the point of a curve that is nearest to the pointer.
-const char* const script = R"(<script>
-for (const plot of document.querySelectorAll('.plot')) {
-  const svg = plot.firstElementChild, tip = plot.appendChild(document.createElement('output'));
-  const [x0, x1, y0, y1] = svg.dataset.range.split(' ').map(Number);
-  plot.onpointerleave = () => { tip.textContent = ''; };
-  plot.onpointermove = event => {
-    const box = svg.getBoundingClientRect();
-    let best = null;
-    for (const curve of svg.querySelectorAll('.curve'))
-      for (const [, x, y] of curve.getAttribute('d').matchAll(/[ML]([\d.]+) ([\d.]+)/g)) {
-        const far = Math.hypot(x * box.width / 1000 + box.left - event.clientX,
-                               y * box.height / 1000 + box.top - event.clientY);
-        if (!best || far < best.far) best = {far, x, y, curve};
-      }
-    if (!best) return;
-    tip.textContent = `step ${Math.round(x0 + best.x / 1000 * (x1 - x0))}: ` +
-                      `${Number((y1 - best.y / 1000 * (y1 - y0)).toPrecision(4))}`;
-    tip.className = best.curve.getAttribute('class').replace('curve', '');
-    tip.style.left = best.x / 10 + '%', tip.style.top = best.y / 10 + '%';
-  };
-}
-</script>
-)";
 
 // Of the ends and of at most five blocks, from the first to the last.
 std::string layers(const RunPage& run) {
@@ -370,6 +323,9 @@ std::string html_page(Runs runs) {
         if (!run.samples.empty())
             page += concat("<h2>Samples", many ? " of " + escape(run.name) : "", "</h2>\n", samples(run, many ? 1 : 3));
     page += "<h2>Memory</h2>\n" + table(runs, columns([&](const RunPage& r) { return memory(r, full); }), Rows::all);
+    if (std::any_of(runs.begin(), runs.end(), [](const RunPage& r) { return !sent(r).empty(); }))
+        page += "<h2>Sent between ranks</h2>\n<p>By rank 0 in the last step: axis, operation, what.</p>\n" +
+                table(runs, columns(sent), Rows::all);
     const Rows rows = many ? Rows::different : Rows::all;
     const char* const looks = many ? "" : "pairs";
     const std::string what = many ? ": what differs</h2>\n" : "</h2>\n";

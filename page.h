@@ -1,5 +1,5 @@
 // page.h - the page of runs: curves, numbers, memory, samples and settings in one HTML file that needs no network.
-// Copy with: page.cpp, files.h and what they name
+// Copy with: page.cpp, page/style.h, files.h and what they name
 // One run or several over one another: the page of one run is the comparison of one. It shows everything without
 // JavaScript, which only adds what is under the pointer. All texts are UTF-8.
 #pragma once
@@ -21,6 +21,7 @@ struct RunPage {
     std::vector<Point> points;                         // steps grow
     std::vector<std::pair<long, std::string>> samples; // with their step
     std::map<long, std::vector<std::pair<double, double>>> layers;   // by block, -1: ends: step, update / weight
+    std::map<std::string, std::pair<double, double>> sent;   // by axis.operation.what: bytes and ms in the last step
 };
 std::string html_page(std::span<const RunPage> runs);
 

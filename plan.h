@@ -59,6 +59,20 @@ Plan make_plan(const Config& config, const Params& params, Step step, size_t ava
     return plan;
 }
 
+// ---- layouts side by side -------------------------------------------------------------------------------------------
+// The same run with each way to share its state. hsdp: fsdp in copies, two unless they are given.
+inline std::vector<std::pair<std::string, Config>> alternatives(const Config& c) {
+    std::vector<std::pair<std::string, Config>> all;
+    const long copies = c.shard == "none" ? 2 : std::max(2L, c.replicate);
+    for (const std::string name : {"none", "zero1", "zero2", "fsdp", "hsdp"}) {
+        const bool hsdp = name == "hsdp";
+        if (hsdp && c.ranks % copies != 0) continue;
+        all.emplace_back(name, c);
+        all.back().second.shard = hsdp ? "fsdp" : name, all.back().second.replicate = hsdp ? copies : 1;
+    }
+    return all;
+}
+
 // ---- who holds what -------------------------------------------------------------------------------------------------
 // A rank's part of the memory as planned, and which elements of the model it is: all, or those that it owns.
 template <class T> std::array<Holding, 3> holdings_of(const Config& c, const Params& params, int rank) {
@@ -84,13 +98,10 @@ template <class T> std::array<Holding, 3> holdings_of(const Config& c, const Par
     return holdings;
 }
 
-// The layouts that so many ranks can have; of more ranks the first 16.
-template <class T> std::vector<LayoutHoldings> holdings(Config c) {
-    const long copies = c.shard == "none" ? 2 : std::max(2L, c.replicate);
+// Of more ranks the first 16.
+template <class T> std::vector<LayoutHoldings> holdings(const Config& config) {
     std::vector<LayoutHoldings> all;
-    for (const std::string name : {"none", "zero1", "zero2", "fsdp", "hsdp"}) {
-        c.shard = name == "hsdp" ? "fsdp" : name, c.replicate = name == "hsdp" ? copies : 1;
-        if (c.ranks % c.replicate) continue;
+    for (const auto& [name, c] : alternatives(config)) {
         const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
         LayoutHoldings l{name, {0}, {}};
         for (int u = 0; u < params.units(); ++u) l.units.push_back(l.units.back() + double(params.unit_size(u)));

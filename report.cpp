@@ -110,6 +110,14 @@ RunPage::Point point_of(const json& l) {
             number_at(l, "tokens_per_s"), number_at(l, "val_loss"), number_at(l, "mfu"), number_at(l, "resident")};
 }
 
+void add_step(RunPage& run, const json& l) {
+    run.points.push_back(point_of(l));
+    run.sent.clear();
+    const json bytes = l.value("bytes", json()), ms = l.value("ms", json());
+    for (const auto& [name, sent] : bytes.items())
+        run.sent[name] = {number_at(bytes, name.c_str()), number_at(ms, name.c_str())};
+}
+
 Texts texts_of(const json& facts) {
     Texts texts;
     for (const auto& [name, value] : facts.items())
@@ -146,7 +154,7 @@ RunPage read_run(const std::string& folder) {
         if (!parsed.is_object()) fail(facts, ": is not an object of JSON; move the file away to go on without it");
         run.facts = texts_of(parsed);
     }
-    read_log(base + log_name, LONG_MAX, [&](const json& l) { run.points.push_back(point_of(l)); });
+    read_log(base + log_name, LONG_MAX, [&](const json& l) { add_step(run, l); });
     read_log(base + stats_name, LONG_MAX, [&](const json& l) { add_layers(run, l); });
     read_log(base + samples_name, LONG_MAX, [&](const json& l) {
         if (l.contains("text") && l["text"].is_string())
@@ -265,7 +273,7 @@ void RunFolder::log(const StepLog& log) {
         points.pop_back();
     } else append(path, line);
     last_line_ = line.size();
-    points.push_back(point_of(json::parse(line)));   // as a resume will see it
+    add_step(page_, json::parse(line));                // as a resume will see it
 }
 
 void RunFolder::sample(long step, const std::string& text) {

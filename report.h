@@ -18,7 +18,8 @@ struct StepLog {
     double tokens_per_s = 0, mfu = -1;                 // mfu: share of the measured peak, 0..1; negative: unknown
     long resident = -1;                                // bytes of memory that the process holds; negative: unknown
     std::optional<double> val_loss;                    // where it was evaluated
-    std::map<std::string, double> ms, bytes;           // time and traffic by phase
+    std::map<std::string, double> ms;                  // of the step, and in collectives of rank 0, by name
+    std::map<std::string, long> bytes;                 // sent by rank 0, by name: axis.operation.what
     std::string skipped;                               // why the update was left out; empty: it was not
 };
 

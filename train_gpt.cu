@@ -117,6 +117,7 @@ template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data
 template <class T> TakenStep next_step(Trainer<T>& t, const Loader& data) {
     const auto begin = Clock::now();
     TakenStep s{t.position, {}, {}};
+    t.comm.ledger.clear();
     s.micros = next_rows(t, data);
     const StepResult r = train_step(t, s.micros);
     const double seconds = seconds_since(begin);
@@ -124,6 +125,8 @@ template <class T> TakenStep next_step(Trainer<T>& t, const Loader& data) {
     s.log.lr = learning_rate(schedule_of(t.config), t.step - 1), s.log.tokens = t.tokens;
     s.log.tokens_per_s = double(r.trained) / seconds, s.log.ms = {{"step", 1e3 * seconds}};
     if (r.skipped) s.log.skipped = r.trained ? "not finite: " + first_not_finite(t) : "nothing to train";
+    for (const auto& [key, row] : t.comm.ledger)
+        s.log.bytes[key.text()] = row.bytes, s.log.ms[key.text()] = row.ms;
     return s;
 }
 
@@ -167,19 +170,21 @@ template <class T> Plan plan_of(const Config& config, const Params& params, size
     return make_plan<T>(config, params, take_step, available);
 }
 
-template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, const Plan& plan, double peak) {
+template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, const Plan& plan) {
     Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
                {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", t.config.ranks},
                {"dtype", t.config.dtype},
                {"parameters", t.params.shape().parameters()},
                {"data", corpus.describe()}, {"data_hash", corpus.hash}, {"seed", t.config.seed}};
-    if (peak > 0) f.push_back({"peak_flops", peak});
+    if (t.peak > 0) f.push_back({"peak_flops", t.peak});
+    for (const auto& [key, row] : sent_by_formula<T>(t.config, t.params, t.config.stats > 0, true))
+        f.push_back({"sent." + key.text(), row.bytes});
     for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
     for (const auto& [key, value] : key_values(t.config)) f.push_back({"config." + key, value});
     return f;
 }
 
-// What the ranks of a run share. peak: measured operations a second; negative: unknown.
+// What the ranks of a run share.
 template <class T> struct Run {
     Config config;
     Resume from;
@@ -187,12 +192,11 @@ template <class T> struct Run {
     Params params;
     Plan plan;
     Corpus corpus;
-    double peak;
     Clock::time_point begin;
 };
 
-// folder: of the first rank, which speaks for all; null: another rank's.
-template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) {
+// folder: of the first rank, which speaks for all; null: another rank's. Returns what was sent.
+template <class T> Traffic loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) {
     const Config& c = t.config;
     const Loader train(r.corpus.train, c.seq, uint64_t(c.seed)), val(r.corpus.val, c.seq, uint64_t(c.seed));
     const auto due = [&](long every) { return every > 0 && (t.step % every == 0 || t.step == c.steps); };
@@ -200,24 +204,28 @@ template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) 
     const long first = std::min(t.step + 2, c.steps), last = std::min(first + c.trace - 1, c.steps);   // 1 warms up
     Trace trace(trace_clock(t, r.begin), [&] { return wait(t.device), t.arena.high(); }, t.comm.mesh.rank);
     BlackBox box(c.out, c.spike_z);
+    Traffic traffic;
     auto drawn = Clock::now();
     double pause = 0;                                  // before the page is written again: it takes 1 % of the time
     while (t.step < c.steps && !t.stop) {
         if (t.step + 1 >= first && t.step < last) trace.step(t.step + 1), t.device.watch = &trace;
         t.stop = interrupted || (folder && folder->stop_requested());
+        traffic.add_besides(t.comm);
         TakenStep taken = next_step(t, train);         // t.stop: somebody wants to
         StepLog& log = taken.log;
-        log.mfu = 1e3 * r.plan.flops() / r.peak / log.ms["step"], log.resident = on_gpu ? -1 : resident_memory();
+        traffic.add_step(t, log.skipped.starts_with("not finite"));
+        log.mfu = 1e3 * r.plan.flops() * double(c.ranks) / t.peak / log.ms["step"];
+        log.resident = on_gpu ? -1 : resident_memory();
         if (folder) folder->log(log);                  // before the save, so that a checkpoint never misses its line
         const std::string statistics = t.stats.due() ? to_json(t.stats.log(t.device, t.step)) : "";
         if (folder) folder->stats(statistics);
-        if (const std::string why = box.see(taken); folder && !why.empty())
-            std::printf("spike   step %ld: %s; see %s\n", t.step, why.c_str(),
-                        box.write(why, taken, logprobs_of(t), r.tokenizer, statistics).c_str());
-        if (log.skipped.starts_with("not finite") && c.nonfinite == "stop")
-            fail("step " + std::to_string(t.step) + ": loss " + std::to_string(log.loss) + ", gradient norm " +
-                 std::to_string(log.grad_norm) + ": " + log.skipped +
-                 " came first; nothing was updated or saved; try a smaller --lr");
+        if (const std::string why = box.see(taken); !why.empty()) {   // on all ranks, or on none
+            const std::vector<double> logprobs = gather_step(t, train, taken);
+            if (folder)
+                std::printf("spike   step %ld: %s; see %s\n", t.step, why.c_str(),
+                            box.write(why, taken, logprobs, r.tokenizer, statistics).c_str());
+        }
+        if (log.skipped.starts_with("not finite") && c.nonfinite == "stop") fail_at(log);
         if ((c.save_every > 0 && t.step % c.save_every == 0) || t.step == c.steps || t.stop) {
             const std::string saved = save(t, r.corpus, r.tokenizer, c.out);
             if (folder) std::printf("saved %s\n", saved.c_str());
@@ -228,10 +236,7 @@ template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) 
         }
         const bool evaluated = due(c.eval_every) && val.windows() > 0;
         if (evaluated) {                               // after the save: whatever happens here, the run is on the disk
-            const LossSum mine = evaluate(t.context, t.weights, t.rows, val, t.share(),
-                                          Progress{"evaluating", 0, folder != nullptr});
-            const auto [total, count] = t.agree({mine.total, double(mine.count)}, "evaluation");
-            log.val_loss = LossSum{total, long(count)}.mean();
+            log.val_loss = validation_loss(t, val);
             if (folder) folder->log(log);
         }
         if (folder && (t.step == 1 || due(c.log_every) || evaluated || !log.skipped.empty()))
@@ -249,6 +254,7 @@ template <class T> void loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) 
         }
         std::fflush(stdout);
     }
+    return traffic;
 }
 
 // One rank of a run, from its memory to its last step.
@@ -263,11 +269,12 @@ template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
     if (c.replay > 0) return replay(t, r.corpus, r.tokenizer, next_step<T>);
 
     t.meet();                                          // nothing of the run is changed before all ranks got this far
+    t.peak = t.agree({measured_peak<T>(t.device, r.plan.flops() * double(c.steps)), 0}, "control")[0];
     std::optional<RunFolder> folder;
     if (t.comm.first()) {
         folder.emplace(c.out, r.from.run.empty() ? -1 : t.step);
         folder->write_config(to_toml(c));
-        folder->write_run_json(run_facts(t, r.corpus, r.plan, r.peak));
+        folder->write_run_json(run_facts(t, r.corpus, r.plan));
         if (const long later = r.from.run.empty() ? 0 : discard_after(r.from.run, t.step))   // after all that can fail
             std::printf("resume  from step %ld: %ld later checkpoints of this run are removed\n", t.step, later);
         std::printf("lr      %s from %.1e to %.1e over %ld steps, %ld of warm-up%s\n", c.schedule.c_str(), c.lr,
@@ -278,7 +285,8 @@ template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
                     log_header().c_str());
     }
     t.meet();
-    loop(t, r, folder ? &*folder : nullptr);
+    const Traffic traffic = loop(t, r, folder ? &*folder : nullptr);
+    if (folder && c.ledger) std::printf("%s", to_text(traffic).c_str());
     if (folder)
         std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < c.steps ? "stopped" : "done",
                     t.step, seconds_since(r.begin), folder->path().c_str());
@@ -308,11 +316,9 @@ template <class T> int train(Config config, const Resume& from) {
         const double steps = config.epochs * double(windows * config.seq) / double(config.tokens_per_step);
         set_steps(config, std::max(1L, long(std::ceil(steps))));
     }
-    Device measured;
-    const double peak = measured_peak<T>(measured, plan.flops() * double(config.steps));
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);
     const Run<T> run{std::move(config), from, std::move(tokenizer), std::move(params), std::move(plan),
-                     std::move(corpus), peak, begin};
+                     std::move(corpus), begin};
     ThreadWorld world;
     std::vector<int> status(size_t(ranks), 0);
     run_threads(world, ranks, [&](int rank) {

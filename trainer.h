@@ -72,6 +72,7 @@ template <class T> struct Trainer {
     Context<T> context;
 
     long step = 0, position = 0, tokens = 0;           // steps taken, windows read, tokens trained: by all ranks
+    double peak = -1;                                  // operations a second of all ranks, measured; negative: unknown
     bool stop = false;                                 // wished here before a step, and after it by anybody
     std::map<std::string, std::string> brought;        // files of --model DIR, for its checkpoints
 

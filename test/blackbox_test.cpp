@@ -189,6 +189,48 @@ TEST_CASE("a batch with 16 strange bytes is found: named, with text and token lo
     CHECK((lab.state("run") == before));
 }
 
+TEST_CASE("a spike has the same report whatever the layout, and any rank's share of the step is in it, in order") {
+    const Lab lab;
+    const Words base = {"--dtype", "fp64", "--spike-z", "6", "--save-every", "0"};
+    REQUIRE(lab.train("one", base).code == 0);
+    REQUIRE(lab.spikes("one").size() == 1);
+    const std::string worst = get(lab.spikes("one")[0] + "/worst.txt"), name = fs::path(lab.spikes("one")[0]).filename();
+    CHECK(count(worst, ", window ") == 6);
+    for (const Words& layout : {Words{"--ranks", "2", "--shard", "none"}, Words{"--ranks", "3"}, Words{"--ranks", "6"}}) {
+        CAPTURE(layout[1]);
+        const Result r = lab.train("run", base + layout + Words{"--batch", "1"});
+        CAPTURE(r.err);
+        REQUIRE(r.code == 0);
+        CHECK(count(r.out, "spike   step") == 1);
+        CHECK((get(lab.path / "run" / name / "worst.txt") == worst));
+        const Result again = lab.replay(spike_json(lab.path / "run" / name)["step"], "run");
+        CHECK(again.code == 0);
+        CHECK(count(again.out, "====") == 3);          // said once
+        CHECK(contains(again.out, worst.substr(0, 100)));
+        CHECK(count(again.out, "equal: steps 1 to ") == 1);
+        fs::remove_all(lab.path / "run");
+    }
+}
+
+TEST_CASE("all ranks agree on when the reports of a run are used up, though one of them writes") {
+    const TempFolder t;
+    for (int i = 0; i < 9; ++i) fs::create_directories(t.path / ("spike-" + std::to_string(i)));
+    BlackBox writes = seen(t.path, 50, 6), sees = seen(t.path, 50, 6);
+    const auto both = [&](long step) {
+        const TakenStep taken = step_of(step, 100);
+        const std::string why = writes.see(taken);
+        CHECK(sees.see(taken) == why);
+        if (!why.empty()) writes.write(why, taken, {}, Tokenizer::bytes(), "");
+        return !why.empty();
+    };
+    CHECK(both(51));
+    for (long step = 52; step < 200; ++step) {
+        CHECK(writes.see(step_of(step, step % 2 ? 1 : 3)) == "");
+        CHECK(sees.see(step_of(step, step % 2 ? 1 : 3)) == "");
+    }
+    CHECK(!both(200));                                 // a run has ten
+}
+
 TEST_CASE("any step is run again to the same bits: from the start or a checkpoint, resumed, bf16, mixed, from shards") {
     const Lab lab;
     put(lab.path / "other.txt", prose(3000));

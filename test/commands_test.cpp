@@ -1,4 +1,5 @@
 // commands_test.cpp - dump, eval and export as users run them, against a model in plain loops and another reader.
+#include "files.h"
 #include "parsed.h"
 #include "program.h"
 #include "reference.h"
@@ -264,6 +265,68 @@ TEST_CASE("with --tokenizer none ids alone, in a shard as llm.c writes it, are e
     CHECK(program_in(hf, with + Words{"--steps", "2", "--val", "0", "--seq", "8", "--out", "run"}).code == 0);
     hf.put("text.txt", "no ids");
     check_refused(hf, 1, {"eval", "--model", "hf", "--data", "text.txt", "--tokenizer", "none"}, {"none", ".bin"});
+}
+
+TEST_CASE("plan --ranks says what each rank holds and sends, in every layout, under names that stay") {
+    const TempFolder lab;
+    const Words words = {"plan", "--ranks", "64", "--shard", "fsdp", "--replicate", "4", "--model", "gpt2-124m", "--tokenizer", "none"};
+    const Result r = run(lab.path, words + Words{"--json"});
+    CAPTURE(r.err);
+    REQUIRE(r.code == 0);
+    const json plan = json::parse(r.out);
+    for (const std::string of : {"none", "zero1", "zero2", "fsdp", "hsdp"})
+        for (const std::string what : {"memory.weights", "memory.gradients", "memory.optimizer", "memory.activations",
+                                       "memory.step", "memory.scratch", "memory.all", "sent.dp_shard", "sent.dp_replicate"}) {
+            const std::string name = "alternatives." + of + "." + what;
+            CAPTURE(name);
+            REQUIRE(plan.contains(name));
+            if (of == "hsdp") CHECK(plan[name] == plan[what]);   // that is the layout of this plan
+        }
+    CHECK(plan["sent.dp_shard"].get<long>() ==
+          plan["sent.dp_shard.gather.weights"].get<long>() + plan["sent.dp_shard.scatter.gradients"].get<long>() +
+              plan["sent.dp_shard.sum.norm"].get<long>() + plan["sent.dp_shard.sum.loss"].get<long>() +
+              plan["sent.dp_shard.sum.control"].get<long>());
+    CHECK(plan["alternatives.none.sent.dp_shard"] == 0);
+    CHECK(plan["alternatives.fsdp.sent.dp_replicate"] == 0);
+    CHECK(plan["alternatives.fsdp.memory.optimizer"].get<double>() ==
+          doctest::Approx(plan["alternatives.none.memory.optimizer"].get<double>() / 64).epsilon(1e-3));
+    const std::string text = run(lab.path, words).out;
+    CHECK(contains(text, "MB, each of 64 ranks            none       zero1       zero2        fsdp        hsdp\n"));
+    CHECK(contains(text, format("sent dp_replicate a step %11.1f", plan["alternatives.none.sent.dp_replicate"].get<double>() / 1e6)));
+    CHECK(!contains(run(lab.path, {"plan"}).out, "ranks"));
+}
+
+TEST_CASE("a run of ranks logs what it sent in each step, equal to the formulas, and --ledger prints it") {
+    const TempFolder lab;
+    put(lab.path / "text.txt", prose(3000));
+    for (const Words& layout : {Words{"--ranks", "2"}, Words{"--ranks", "3", "--dtype", "bf16"}}) {
+        const Words base = {"--layers", "2", "--dim", "16", "--heads", "2", "--seq", "16", "--batch", "1", "--tokens-per-step", "192",
+                            "--steps", "6", "--eval-every", "3", "--stats", "2", "--data", "text.txt", "--out", "run", "--ledger"};
+        const Result r = run(lab.path, base + layout);
+        CAPTURE(r.err);
+        REQUIRE(r.code == 0);
+        CHECK(contains(r.out, "by formula"));
+        CHECK(!contains(r.out, "DIFFERENT"));
+        CHECK(contains(r.out, "besides the steps, in all: "));
+        const json facts = json::parse(get(lab.path / "run/run.json"));
+        std::ifstream in(lab.path / "run/log.jsonl");
+        long steps = 0;
+        for (std::string line; std::getline(in, line); ++steps) {
+            const json log = json::parse(line);
+            for (const auto& [name, bytes] : log["bytes"].items()) {
+                CHECK(facts["sent." + name] == bytes);
+                CHECK(log["ms"][name].get<double>() > 0);
+            }
+            for (const auto& [name, bytes] : facts.items())
+                if (name.starts_with("sent.") && !contains(name, "max.control") && (steps % 2 || !contains(name, "statistics")))
+                    CHECK(log["bytes"].contains(name.substr(5)));
+        }
+        CHECK(steps == 6);
+        const std::string page = get(lab.path / "run/run.html");
+        CHECK(contains(page, "Sent between ranks"));
+        CHECK(!contains(page, "by formula"));
+        fs::remove_all(lab.path / "run");
+    }
 }
 
 TEST_CASE("what dump and eval cannot use is refused in one line") {

@@ -76,8 +76,8 @@ TEST_CASE("names that are unknown name the nearest") {
 TEST_CASE("keys without code behind them are refused as not built") {
     CHECK(refusal({"--tp", "2"}) == "--tp 2: not built yet; only 1 works so far");
     CHECK(refusal({"--tp", "1"}) == "accepted");
-    CHECK(refusal({"--ledger"}) == "--ledger true: not built yet; only false works so far");
-    CHECK(refusal({"--ledger", "false"}) == "accepted");
+    CHECK(refusal({"--sp"}) == "--sp true: not built yet; only false works so far");
+    CHECK(refusal({"--sp", "false"}) == "accepted");
     CHECK(refusal({"--compare", "lr=1,2"}) == "--compare lr=1,2: not built yet");
     const TempFolder folder;
     const std::string four = folder.put("a.toml", "pp = 4");

@@ -11,6 +11,37 @@ using namespace baretrain::test;
 
 TEST_SUITE("page") {
 
+TEST_CASE("the page lays what was sent in the last step beside the formulas, and marks what is not equal") {
+    const RunLab f;
+    RunFolder run(f.run());
+    run.write_run_json({{"sent.dp_shard.gather.weights", 3000L}, {"sent.dp_shard.sum.norm", 48L},
+                        {"sent.dp_shard.scatter.gradients", 77L}, {"sent.dp_shard.sum.statistics", 5L},
+                        {"sent.dp_shard.max.control", 6L}});
+    StepLog s = step_log(1, 2);
+    s.bytes = {{"dp_shard.gather.weights", 1}, {"dp_shard.sum.rest", 2}};   // of a step before: not shown
+    run.log(s);
+    s = step_log(2, 2);
+    s.bytes = {{"dp_shard.gather.weights", 3000}, {"dp_shard.sum.norm", 47}, {"dp_shard.sum.extra", 2}};
+    s.ms = {{"step", 9}, {"dp_shard.gather.weights", 1.25}, {"dp_shard.sum.norm", 0.5}, {"dp_shard.sum.extra", 0.5}};
+    run.log(s);
+    run.write_html();
+    for (const std::string& page : {f.read("run.html"), get(write_report({f.run()}, f / "again.html"))}) {
+        CHECK(broken_tags(page) == "");
+        CHECK(contains(page, "<td>dp_shard.gather.weights</td><td>3000 bytes <small>in 1.25 ms</small></td>"));
+        CHECK(contains(page, "<td>47 bytes <small>in 0.5 ms</small>, <b>48 by formula</b></td>"));
+        CHECK(contains(page, "<td>2 bytes <small>in 0.5 ms</small>, <b>0 by formula</b></td>"));
+        CHECK(contains(page, "<td>dp_shard.scatter.gradients</td><td>0 bytes <small>in 0 ms</small>, <b>77 by formula</b></td>"));
+        CHECK(count(page, "by formula") == 3);
+        CHECK(!contains(page, "statistics"));
+        CHECK(!contains(page, "sent.dp_shard"));       // not among the versions
+    }
+    const RunLab alone;
+    RunFolder one(alone.run());
+    one.log(step_log(1, 2));
+    one.write_html();
+    CHECK(!contains(alone.read("run.html"), "Sent between ranks"));
+}
+
 TEST_CASE("the page shows curves, numbers, memory, samples, configuration and versions, and needs no network") {
     const RunLab f;
     RunFolder run(f.run());

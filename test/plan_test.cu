@@ -1,4 +1,5 @@
 // plan_test.cu - what a dry run says a run will cost, against closed forms and against what is then allocated.
+#include "test/host.h"
 #include "test/model.h"
 #include "dev/bench/bench.h"
 
@@ -91,6 +92,78 @@ TEST_CASE("a run allocates, class by class, what its plan says") {
         CHECK(plan.held() < plan.peak);
         CHECK(m.t.matmul.flops() == plan.matmul_flops);
     }
+}
+
+TEST_CASE_TEMPLATE("every layout: what its plan says = what each rank holds, class by class, and sends = the closed forms",
+                   T, float, bf16) {
+    for (const long ranks : {2, 4})
+        for (const long micros : {1, 3}) {
+            Config c = Model<T>::config_of(shape_of("gpt2", false), {7, 2, micros * ranks}, "none");
+            c.ranks = ranks, c.stats = micros == 3;
+            CHECK(alternatives(c).size() == 5);
+            for (const auto& [name, config] : alternatives(c)) {
+                CAPTURE(ranks); CAPTURE(micros); CAPTURE(name);
+                const Plan plan = plan_of<T>(config, Params(config.shape, mesh_of(config).size(Axis::dp_shard)));
+                const auto bytes = [](const Ledger& ledger) {
+                    std::map<std::string, long> all;
+                    for (const auto& [key, row] : ledger) all[key.text()] = row.bytes;
+                    return all;
+                };
+                std::mutex mutex;
+                on_ranks<T>(config, [&](Trainer<T>& t) {
+                    t.comm.ledger.clear();
+                    train_step(t, std::vector<Rows>(size_t(micros), make_rows({7, 7}, t.comm.mesh.rank)));
+                    const std::lock_guard lock(mutex);
+                    CHECK(bytes(t.comm.ledger) == bytes(plan.ledger));
+                    CHECK(bytes(t.comm.ledger) == bytes(sent_by_formula<T>(config, t.params, config.stats > 0)));
+                    CHECK(memory_facts(t.arena.parts(), plan.peak) == memory_facts(plan.parts, plan.peak));
+                    CHECK(t.arena.peak() == plan.step);
+                    CHECK(t.matmul.flops() == plan.matmul_flops);
+                });
+            }
+        }
+}
+
+TEST_CASE("plan costs the alternatives that a number of ranks has: hsdp in two copies, or in as many as are given") {
+    Config c = Model<float>::config_of(shape_of("gpt2", false), {7, 2, 12}, "none");
+    const auto replicas = [&](long ranks, const std::string& shard, long replicate) {
+        c.ranks = ranks, c.shard = shard, c.replicate = replicate;
+        std::map<std::string, std::pair<int, int>> all;   // dp_replicate, dp_shard
+        for (const auto& [name, config] : alternatives(c))
+            all[name] = {mesh_of(config).size(Axis::dp_replicate), mesh_of(config).size(Axis::dp_shard)};
+        return all;
+    };
+    using All = std::map<std::string, std::pair<int, int>>;
+    CHECK(replicas(1, "none", 1).size() == 4);
+    CHECK(replicas(3, "fsdp", 1) == All{{"none", {3, 1}}, {"zero1", {1, 3}}, {"zero2", {1, 3}}, {"fsdp", {1, 3}}});
+    CHECK(replicas(12, "none", 12).at("hsdp") == std::pair(2, 6));
+    CHECK(replicas(12, "zero1", 4).at("hsdp") == std::pair(4, 3));
+    CHECK(replicas(12, "zero1", 4).at("zero1") == std::pair(1, 12));
+}
+
+TEST_CASE("the table of what was sent marks every row that is not as its formula, and what is missing") {
+    Config c = Model<float>::config_of(shape_of("gpt2", false), {7, 2, 2}, "none");
+    c.ranks = 2, c.shard = "zero1";
+    on_ranks<float>(c, [&](Trainer<float>& t) {
+        Traffic traffic;
+        t.meet();
+        traffic.add_besides(t.comm);
+        for (int i = 0; i < 3; ++i) train_step(t, {make_rows({7, 7}, i)}), traffic.add_step(t, false);
+        if (!t.comm.first()) return;
+        const std::string text = to_text(traffic);
+        CAPTURE(text);
+        CHECK(!contains(text, "DIFFERENT"));
+        CHECK(count(text, "\n") == 1 + 5 + 3);         // head; gather, scatter, three sums; besides: first weights, meeting
+        long elements = 0;
+        for (int u = 0; u < t.params.units(); ++u) elements += t.params.unit_size(u);
+        CHECK(contains(text, format("dp_shard      gather     weights             3 %14ld %14ld ", 2 * elements, 2 * elements)));
+        ++traffic.steps.begin()->second.bytes;
+        CHECK(count(to_text(traffic), "DIFFERENT\n") == 1);
+        traffic.steps.erase(traffic.steps.begin());
+        CHECK(count(to_text(traffic), "DIFFERENT\n") == 1);
+        traffic.steps[{Axis::dp_shard, Op::all_to_all, "weights"}].bytes = 1;
+        CHECK(count(to_text(traffic), "DIFFERENT\n") == 2);
+    });
 }
 
 TEST_CASE("what `make bench` replays of a step are the products that the plan counts, and nothing else runs") {

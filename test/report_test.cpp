@@ -53,12 +53,12 @@ TEST_CASE("a log line has the keys of the contract in order, with numbers that r
     RunFolder run(f.run());
     StepLog s = step_log(1, 1.0 / 3);
     s.lr = 0.1, s.grad_norm = 1, s.val_loss = 2.5, s.resident = 4096;
-    s.ms = {{"forward", 1.5}, {"a \"b\"", 0.25}}, s.bytes = {{"gather", 1e9}};
+    s.ms = {{"forward", 1.5}, {"a \"b\"", 0.25}}, s.bytes = {{"gather", 1000000000}};
     run.log(s);
     CHECK(f.read("log.jsonl") ==
           "{\"step\":1,\"loss\":0.3333333333333333,\"grad_norm\":1.0,\"lr\":0.1,\"tokens\":64,\"tokens_per_s\":31234.0,"
           "\"mfu\":0.412,\"resident\":4096,\"val_loss\":2.5,"
-          "\"ms\":{\"a \\\"b\\\"\":0.25,\"forward\":1.5},\"bytes\":{\"gather\":1000000000.0}}\n");
+          "\"ms\":{\"a \\\"b\\\"\":0.25,\"forward\":1.5},\"bytes\":{\"gather\":1000000000}}\n");
     CHECK(f.lines("log.jsonl")[0]["loss"].get<double>() == 1.0 / 3);
     s = step_log(2, 5e-324), s.mfu = -1, s.resident = -1;
     run.log(s);                                        // on disk at once, while the folder is open

@@ -131,6 +131,39 @@ template <class T> Line brute_activations(const ModelShape& shape) {
 
 TEST_SUITE("stats") {
 
+TEST_CASE("ranks report together what one rank does of the whole step, in every layout") {
+    Config c = Model<double>::config_of(shape_of("qwen3", false), {7, 1, 4}, "none");
+    c.stats = 1, c.eps = 1e-6;
+    const std::vector<Rows> all = four_sequences();    // of which unequal parts are trained
+    const auto logs = [&](const Config& config) {
+        std::vector<StatsLog> of_rank(static_cast<size_t>(config.ranks));
+        on_ranks<double>(config, [&](Trainer<double>& t) {
+            const size_t rank = size_t(t.comm.mesh.rank), n = all.size() / of_rank.size();
+            for (int step = 0; step < 3; ++step) train_step(t, {all.begin() + long(rank * n), all.begin() + long((rank + 1) * n)});
+            of_rank[rank] = t.stats.log(t.device, t.step);
+        });
+        return of_rank;
+    };
+    const StatsLog one = logs(c)[0];
+    for (const auto& [shard, replicate] : {std::pair("none", 1), {"zero1", 1}, {"zero2", 2}, {"fsdp", 1}, {"fsdp", 2}}) {
+        CAPTURE(shard); CAPTURE(replicate);
+        Config four = c;
+        four.ranks = 4, four.shard = shard, four.replicate = replicate;
+        for (const StatsLog& log : logs(four)) {
+            CHECK(to_json(log).size() > 1000);
+            for (const auto& [want, got] : {std::pair(by_name(one.tensors), by_name(log.tensors)),
+                                            std::pair(by_name(one.activations), by_name(log.activations))}) {
+                REQUIRE(got.size() == want.size());
+                for (const auto& [name, numbers] : want)
+                    for (const auto& [what, x] : numbers) {
+                        CAPTURE(name); CAPTURE(what);
+                        CHECK(std::fabs(got.at(name).at(what) - x) <= 1e-11 * std::fabs(x));
+                    }
+            }
+        }
+    }
+}
+
 TEST_CASE_TEMPLATE("norms of each tensor are those of the state before and after the step", T, double, float, bf16) {
     for (const std::string family : {"gpt2", "llama", "qwen3"})
         for (const bool tied : {true, false}) check_tensors<T>(shape_of(family, tied), "none", "fp32");

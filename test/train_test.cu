@@ -384,9 +384,10 @@ TEST_CASE("a step is logged with its share of the measured peak and the memory t
     Bench<float> b({"--steps=3", "--eval-every=0", "--sample-every=0", "--save-every=0"});
     const Plan plan = plan_of<float>(b.config, b.params);
     b.config.out = (folder.path / "run").string();
+    b.t.peak = 1e12;
     RunFolder run(b.config.out);
-    run.write_run_json(run_facts(b.t, b.corpus, plan, 1e12));
-    const Run<float> shared{b.config, {}, Tokenizer::bytes(), b.params, plan, b.corpus, 1e12, Clock::now()};
+    run.write_run_json(run_facts(b.t, b.corpus, plan));
+    const Run<float> shared{b.config, {}, Tokenizer::bytes(), b.params, plan, b.corpus, Clock::now()};
     loop(b.t, shared, &run);
     std::ifstream log(folder.path / "run" / "log.jsonl");
     long steps = 0;

@@ -1,0 +1,93 @@
+// costs.h - the commands plan and --explain: what a run will cost, in every layout, and what its step does.
+// Copy with: plan.h, traffic.h, trace.h and what they name
+#pragma once
+#include "plan.h"
+#include "trace.h"
+#include "traffic.h"
+#include <cstdio>
+
+namespace baretrain {
+
+// ---- plan -----------------------------------------------------------------------------------------------------------
+// Bytes of a rank: held, by class, and sent in a step, by axis.
+inline Facts cost_facts(const Plan& plan) {
+    Facts f = memory_facts(plan.parts, plan.peak);
+    for (Axis a : dp_axes) {
+        long sent = 0;
+        for (const auto& [key, row] : plan.ledger) sent += key.axis == a ? row.bytes : 0;
+        f.push_back({std::string("sent.") + axis_names[int(a)], sent});
+    }
+    return f;
+}
+
+// A row a class or an axis, a column a layout.
+inline void print_costs(long ranks, const std::vector<std::pair<std::string, Facts>>& layouts) {
+    std::printf("\n%-24s", concat("MB, each of ", ranks, " ranks").c_str());
+    for (const auto& [name, facts] : layouts) std::printf(" %11s", name.c_str());
+    for (size_t row = 0; row < layouts[0].second.size(); ++row) {
+        std::string name = layouts[0].second[row].first;
+        name[name.find('.')] = ' ';
+        std::printf("\n%-24s", (name + (name.starts_with("sent") ? " a step" : "")).c_str());
+        for (const auto& [layout, facts] : layouts)
+            std::printf(" %11.1f", double(std::get<long>(facts[row].second)) / 1e6);
+    }
+    std::printf("\n");
+}
+
+template <class T, class Step> int print_plan(const Config& c, Step step) {
+    Config config = c;
+    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
+    const auto plan_of = [&](const Config& one) {
+        return make_plan<T>(one, Params(one.shape, mesh_of(one).size(Axis::dp_shard)), step);
+    };
+    const Params params(config.shape);
+    const Plan plan = plan_of(config);
+    Facts facts = plan_facts(config, params, plan);
+    for (const auto& fact : cost_facts(plan))
+        if (fact.first.starts_with("sent.")) facts.push_back(fact);
+    for (const auto& [key, row] : plan.ledger) facts.push_back({"sent." + key.text(), row.bytes});
+    std::vector<std::pair<std::string, Facts>> layouts;
+    for (const auto& [name, other] : alternatives(config))
+        if (config.ranks > 1) layouts.emplace_back(name, cost_facts(plan_of(other)));
+    for (const auto& [layout, costs] : layouts)
+        for (const auto& [name, value] : costs) facts.push_back({"alternatives." + layout + "." + name, value});
+    if (!c.output.empty()) write_whole(c.output, holdings_svg(holdings<T>(config)));
+    if (c.json) return std::printf("%s\n", to_json(facts).c_str()), 0;
+
+    std::printf("model    %s, %.2f M parameters, %s\n", config.shape.family.c_str(),
+                double(config.shape.parameters()) / 1e6, config.dtype.c_str());
+    std::printf("step     %ld tokens: %ld micro-batches of %ld x %ld%s\n", config.tokens_per_step,
+                config.tokens_per_step / (config.batch * config.seq * config.ranks), config.batch, config.seq,
+                config.ranks > 1 ? concat(" on each of ", config.ranks, " ranks; of one of them:").c_str() : "");
+    const char* group = "memory";
+    for (const auto& [name, value] : facts) {
+        if (!name.starts_with("memory.")) continue;
+        std::printf("%-8s %-12s %12.1f MB\n", group, name.c_str() + 7, double(std::get<long>(value)) / 1e6);
+        group = "";
+    }
+    const double products = plan.matmul_flops, all = (products + plan.attention_flops) * double(config.ranks);
+    std::printf("compute  %-12s %12.3f GFLOP a step\n", "products", products / 1e9);
+    std::printf("%-8s %-12s %12.3f GFLOP a step\n", "", "attention", plan.attention_flops / 1e9);
+    std::printf("%-8s %-12s %12.3f GFLOP a token\n", "", "all", all / 1e9 / double(config.tokens_per_step));
+    std::printf("decay    %s\nnone     %s\n", decay_group(params, true).c_str(), decay_group(params, false).c_str());
+    if (!layouts.empty()) print_costs(config.ranks, layouts);
+    return 0;
+}
+
+// ---- explain --------------------------------------------------------------------------------------------------------
+template <class T, class Step> int print_explanation(const Config& c, Step step) {
+    Config config = c;
+    if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
+    const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
+    Arena arena;
+    Trainer<T> t(config, params, arena, {mesh_of(config)});
+    Trace trace({.real = false}, [&] { return arena.high(); });
+    trace.step(1);
+    t.device.watch = &trace;
+    dry_step(t, step);
+    std::printf("A step of rank 0 in %s, counted, not run; micro-batches: %ld, of %ld x %ld tokens.\n%s",
+                config.dtype.c_str(), t.micro_batches(), config.batch, config.seq, explain(trace.events()).c_str());
+    return 0;
+}
+
+}  // namespace baretrain

@@ -1,0 +1,89 @@
+// traffic.h - what each rank sends in a step: by formula, and what the ledger counted beside it.
+// Copy with: trainer.h and what it names
+// P parameters, E of them in the ends and B in the last block, all padded to equal shards; w bytes a weight and g bytes
+// a gradient on the wire (--gather-dtype, of fsdp; --reduce-dtype); S ranks on dp_shard, R on dp_replicate; M
+// micro-batches:
+//   gradients   none, zero1: (S-1)/S P g once a step; zero2, fsdp: with each micro-batch, M times as much; and then
+//               2 (R-1)/R P/S g, the shards across
+//   weights     zero1, zero2: (S-1)/S P w, published; fsdp: M (S-1)/S (2 P - E - B) w, gathered forward and backward
+//               but for the ends and the last block, which stay; M (S-1)/S P w where all blocks do
+//   control     the sums that all agree on: tokens and a wish to stop, the loss (two doubles each), the norm (one)
+#pragma once
+#include "trainer.h"
+
+namespace baretrain {
+
+// statistics: of a step that --stats looks at. search: of one that was not finite, and where is looked for.
+template <class T>
+Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = false, bool search = false) {
+    const Mesh mesh = mesh_of(c);
+    const long S = mesh.size(Axis::dp_shard), R = mesh.size(Axis::dp_replicate);
+    const long M = c.tokens_per_step / (c.batch * c.seq * mesh.dp());
+    const bool fsdp = c.shard == "fsdp", each = fsdp || c.shard == "zero2";
+    const auto wire = [](const std::string& as, long own) { return std::min(own, type_bytes[int(type_named(as))]); };
+    const long w = fsdp ? wire(c.gather_dtype, sizeof(T)) : sizeof(T), g = wire(c.reduce_dtype, sizeof(Real<T>));
+    const auto shared = [](long n, long count, long size) { return (n - 1) * ((count + n - 1) / n) * size; };
+    Ledger all;
+    const auto add = [&](Axis a, Op op, const char* what, long bytes) {
+        if (bytes > 0) all[{a, op, what}].bytes += bytes;
+    };
+    for (int unit = 0; unit < params.units(); ++unit) {
+        const long P = params.unit_size(unit), twice = unit != ends_unit && unit + 1 != params.units();
+        const long gathered = !fsdp ? 1 : M * (c.reshard_after_forward ? 1 + twice : 1);
+        add(Axis::dp_shard, Op::gather, "weights", gathered * shared(S, P, w));
+        add(Axis::dp_shard, Op::scatter, "gradients", (each ? M : 1) * shared(S, P, g));
+        add(Axis::dp_replicate, Op::sum, "gradients", 2 * shared(R, P / S, g));
+    }
+    add(Axis::dp_shard, Op::sum, "norm", 2 * shared(S, 1, sizeof(double)));
+    if (search) add(Axis::dp_shard, Op::max, "control", 2 * shared(S, 1, sizeof(double)));
+    const long tensors = long(params.rows().size()) * adamw_squares, magnitude = 8 * params.shape().layers * magnitudes;
+    for (const auto& [axis, n] : {std::pair(Axis::dp_shard, S), {Axis::dp_replicate, R}}) {
+        for (const char* what : {"control", "loss"}) add(axis, Op::sum, what, 2 * shared(n, 2, sizeof(double)));
+        for (Op op : {Op::sum, Op::max})
+            if (statistics) add(axis, op, "statistics", 2 * shared(n, magnitude, sizeof(double)));
+    }
+    if (statistics) add(Axis::dp_shard, Op::sum, "statistics", 2 * shared(S, tensors, sizeof(double)));
+    return all;
+}
+
+inline void add_to(Ledger& sum, const Ledger& more) {
+    for (const auto& [key, row] : more) {
+        LedgerRow& to = sum[key];
+        to.calls += row.calls, to.bytes += row.bytes, to.ms += row.ms;
+    }
+}
+
+// Of a run so far, of rank 0: what its steps sent, what they had to, and what evaluations, samples and saves sent.
+struct Traffic {
+    Ledger steps, formula, besides;
+    long count = 0;                                    // steps
+
+    void add_besides(Comm& comm) { add_to(besides, std::exchange(comm.ledger, {})); }
+    template <class T> void add_step(Trainer<T>& t, bool search) {
+        add_to(steps, std::exchange(t.comm.ledger, {}));
+        add_to(formula, sent_by_formula<T>(t.config, t.params, t.stats.due(), search));
+        ++count;
+    }
+};
+
+// A table; what is not as it has to be is marked.
+inline std::string to_text(Traffic t) {
+    std::string text = format("%-13s %-10s %-11s %9s %14s", "axis", "operation", "what", "calls", "bytes") +
+                       format(" %14s %10s   a step of rank 0\n", "by formula", "ms");
+    const auto line = [&](const LedgerKey& k, const LedgerRow& r, double n, const std::string& due) {
+        text += format("%-13s %-10s %-11s", axis_names[int(k.axis)], op_names[int(k.op)], k.what.c_str()) +
+                format(" %9.4g %14.0f", double(r.calls) / n, double(r.bytes) / n) +
+                format(" %14s %10.3f", due.c_str(), r.ms / n);
+    };
+    for (const auto& [key, row] : t.formula) t.steps[key];
+    for (const auto& [key, row] : t.steps) {
+        const long formula = t.formula[key].bytes;
+        line(key, row, double(t.count), format("%.0f", double(formula) / double(t.count)));
+        text += row.bytes == formula ? "\n" : "   DIFFERENT\n";
+    }
+    if (!t.besides.empty()) text += "besides the steps, in all: to begin with, evaluations, samples, saves\n";
+    for (const auto& [key, row] : t.besides) line(key, row, 1, ""), text += "\n";
+    return text;
+}
+
+}  // namespace baretrain
