@@ -13,7 +13,7 @@ awk -v rank="${2:-0}" -v RS='<svg' '
         if (match($0, /rank [0-9]+, [0-9.]+ ms/)) time = substr($0, RSTART, RLENGTH)
         sub(/<\/svg>.*/, ""); gsub(/><title>[^<]*<\/title><\/rect>/, "/>"); sub(/viewBox="0 0 720 176"/, "viewBox=\"0 0 720 196\"")
         print "<svg xmlns=\"http://www.w3.org/2000/svg\"" $0
-        print "<text x=\"708\" y=\"190\" text-anchor=\"end\">" time "</text><text x=\"54\" y=\"190\">" legend "</text>"
+        print "<text x=\"708\" y=\"10\" text-anchor=\"end\">" time "</text><text x=\"54\" y=\"190\">" legend "</text>"
         print "<style>svg{color:#24292f;font-family:sans-serif}@media(prefers-color-scheme:dark){svg{color:#d0d7de}}</style></svg>"
         found = 1
     }
