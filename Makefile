@@ -20,7 +20,7 @@ PROGRAM    ?= $(if $(filter build/g++,$(BUILD)),train_gpt,$(BUILD)/train_gpt)
 # Suites whose kernels also run thread for thread as fibers (-DBT_SIMT), and those that exist only there.
 SIMT_SUITES := device memory norm rope activation embed loss reduce adamw matmul attention
 SIMT_ONLY   := simt
-PROGRAMS    := cli resume commands blackbox#   suites that start the program
+PROGRAMS    := cli resume commands blackbox processes#   suites that start the program
 TSAN_QUICK  := simt reduce norm#   what `make test` runs under ThreadSanitizer; `make tsan` runs them all
 
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
@@ -273,14 +273,14 @@ CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
 NCCL := $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),yes)
 cuda: train_gpt_cuda
 train_gpt_cuda: build/cuda/train_gpt.o build/cuda/doctor.o $(filter-out %/doctor.o,$(BODIES))
-	@$(NVCC) $(NVCC_FLAGS) $^ -o $@ -lcublasLt -lcublas $(if $(NCCL),-lnccl)
+	@$(NVCC) $(NVCC_FLAGS) $^ -o $@ -lcublasLt -lcublas $(if $(NCCL),-lnccl) $(MPI_LIBS)
 	@echo "built ./$@ for sm_$(CUDA_ARCHS)"
 build/cuda/train_gpt.o: train_gpt.cu build/cuda/flags | need-program
 	@$(if $(NVCC),:,echo "make cuda needs nvcc of the CUDA Toolkit: not found in PATH or /usr/local/cuda" >&2; exit 1)
 	@echo "  $< (nvcc, sm_$(CUDA_ARCHS))"
-	@$(NVCC) $(NVCC_FLAGS) $(if $(NCCL),-DBT_NCCL) -ccbin $(CXX) -MMD -MP -c $< -o $@
+	@$(NVCC) $(NVCC_FLAGS) $(if $(NCCL),-DBT_NCCL) $(MPI) -ccbin $(CXX) -MMD -MP -c $< -o $@
 build/cuda/doctor.o: doctor.cpp build/cuda/flags $(BUILD)/commit
-	@$(CXX) $(BASE) -O1 -DBT_CUDA -DBT_SOURCE='"$(CURDIR)"' $(if $(NCCL),-DBT_NCCL) -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' \
+	@$(CXX) $(BASE) -O1 -DBT_CUDA -DBT_SOURCE='"$(CURDIR)"' $(if $(NCCL),-DBT_NCCL) $(MPI) -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' \
 	    -MMD -MP -c $< -o $@
 build/cuda/flags: FORCE
 	@mkdir -p $(@D); echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@

@@ -297,11 +297,16 @@ bool Config::given(const std::string& key) const {
     return found != origin.end() && !found->second.starts_with("default");
 }
 
-ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of) {
+ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of, int processes) {
     CommandLine line = read_command_line({argv + std::min(argc, 1), argv + argc});
     if (line.version) return {{}, "baretrain 0.1.0\n"};
     if (line.help || line.help_all) return {{}, help_text(line.command, line.help_all)};
     check_flags(line.flags, line.command);
+    if (processes && line.command == "train") {
+        const Given given{std::to_string(processes), "launcher", "--ranks"};
+        const std::string& ranks = line.flags.emplace("ranks", given).first->second.text;
+        if (ranks != given.text) throw Usage("--ranks ", ranks, ": there are ", processes, " processes; leave it out");
+    }
     const auto flag = [&](const char* name) { return line.flags.count(name) ? line.flags.at(name).text : ""; };
     if (line.recipe.empty() && recipe_of && (line.flags.count("resume") || line.flags.count("replay")))
         line.recipe = recipe_of(line.flags.count("resume") ? flag("resume") : "--replay", flag("out"));

@@ -46,6 +46,7 @@ struct Config {
     bool reshard_after_forward = true;                 // fsdp
     std::string gather_dtype = "same", reduce_dtype = "same";   // of weights, of gradients on the wire
     bool check_collectives = checked_build;
+    std::string rendezvous;                            // HOST:PORT of rank 0, of srun's processes
 
     std::string out, resume;                           // out "": out/<time>; resume: "", "auto" or a folder
     long trace = 0;                                    // steps to trace, from the second on; 0: none
@@ -84,7 +85,8 @@ struct ParseResult {
 // With --resume and without --config a run's own recipe lies under the flags: recipe_of names it, or "" for none. So
 // with --replay, for which resume is "--replay".
 using RecipeOf = std::function<std::string(const std::string& resume, const std::string& out)>;
-ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of = {});
+// processes: of a launcher, which are the ranks of a training run; 0: there is none.
+ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of = {}, int processes = 0);
 // The recipe: each key but out and resume with its origin; --config reads it back, equal.
 std::string to_toml(const Config&);
 std::vector<std::pair<std::string, std::string>> key_values(const Config&);

@@ -105,6 +105,7 @@ std::vector<Finding> examine(const Engines& engines, const std::string& root) {
     const auto names = [](const std::string& all, const char* one) { return all.find(one) != std::string::npos; };
     const std::string vectors = vector_extensions(root), nvcc = on_path("nvcc"), mpirun = on_path("mpirun");
     const bool openmp = BUILT_WITH(BT_OPENMP), cblas = BUILT_WITH(BT_CBLAS), cuda = BUILT_WITH(BT_CUDA);
+    const bool nccl = BUILT_WITH(BT_NCCL), mpi = BUILT_WITH(BT_MPI);
     const bool onednn = names(engines.matmul, "oneDNN"), fast = onednn || names(engines.matmul, "cuBLAS");
     const bool no_device = engines.devices.empty();
     const long total = total_memory(root);
@@ -129,8 +130,11 @@ std::vector<Finding> examine(const Engines& engines, const std::string& root) {
                        no_device ? "the driver shows no GPU: see nvidia-smi; ./train_gpt runs on the CPU" : ""}
         : nvcc.empty() ? Finding{"CUDA", "off", "to train on a GPU: CUDA Toolkit, then make cuda"}
                        : Finding{"CUDA", "off; " + nvcc + " found", "to train on a GPU: make cuda"},
-        {"NCCL", BUILT_WITH(BT_NCCL) ? "found; not used yet" : "off", ""},
-        {"Open MPI", (mpirun.empty() ? "off" : mpirun) + "; not used yet", ""},
+        {"NCCL", nccl ? "on, a GPU a rank" : "off",
+         cuda && !nccl ? "one GPU for each rank: install NCCL beside the CUDA Toolkit, then make cuda" : ""},
+        {"MPI", (mpi ? "on" : "off") + (mpirun.empty() ? "" : ", " + mpirun),
+         mpi ? mpirun.empty() ? "ranks as processes: put mpirun into PATH" : ""
+             : "ranks as processes, on several hosts: make deps ALL=1 (Open MPI), then make"},
         {"PCRE2, utf8proc", text_libraries, ""},
     };
 }

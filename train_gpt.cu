@@ -1,7 +1,7 @@
 // train_gpt.cu - the program: setup, train_step, loop. Start here; then gpt.h, which holds the model.
 // One rank's training step stands in full view: where weights are gathered and released, where gradients are opened and
 // handed over, where the loss is scaled (once), and how the update follows. Everything it calls is one header away.
-#include "comm/threads.h"
+#include "comm/world.h"
 #include "commands.h"
 #include <csignal>
 #include <filesystem>
@@ -170,20 +170,6 @@ template <class T> Plan plan_of(const Config& config, const Params& params, size
     return make_plan<T>(config, params, take_step, available);
 }
 
-template <class T> Facts run_facts(const Trainer<T>& t, const Corpus& corpus, const Plan& plan) {
-    Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()}, {"device", device_name(0)},
-               {"matmul", Matmul::engine()}, {"team", long(t.device.team)}, {"ranks", t.config.ranks},
-               {"dtype", t.config.dtype},
-               {"parameters", t.params.shape().parameters()},
-               {"data", corpus.describe()}, {"data_hash", corpus.hash}, {"seed", t.config.seed}};
-    if (t.peak > 0) f.push_back({"peak_flops", t.peak});
-    for (const auto& [key, row] : sent_by_formula<T>(t.config, t.params, t.config.stats > 0, true))
-        f.push_back({"sent." + key.text(), row.bytes});
-    for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
-    for (const auto& [key, value] : key_values(t.config)) f.push_back({"config." + key, value});
-    return f;
-}
-
 // What the ranks of a run share.
 template <class T> struct Run {
     Config config;
@@ -193,7 +179,22 @@ template <class T> struct Run {
     Plan plan;
     Corpus corpus;
     Clock::time_point begin;
+    const World& world;
 };
+
+template <class T> Facts run_facts(const Trainer<T>& t, const Run<T>& r) {
+    Facts f = {{"commit", commit()}, {"compiler", compiler()}, {"flags", build_flags()},
+               {"device", device_name(t.device.index)}, {"matmul", Matmul::engine()}, {"team", long(t.device.team)},
+               {"ranks", t.config.ranks}, {"engine", r.world.engine}, {"dtype", t.config.dtype},
+               {"parameters", t.params.shape().parameters()}, {"data", r.corpus.describe()},
+               {"data_hash", r.corpus.hash}, {"seed", t.config.seed}};
+    if (t.peak > 0) f.push_back({"peak_flops", t.peak});
+    for (const auto& [key, row] : sent_by_formula<T>(t.config, t.params, t.config.stats > 0, true))
+        f.push_back({"sent." + key.text(), row.bytes});
+    for (auto& fact : memory_facts(r.plan.parts, r.plan.peak)) f.push_back(fact);
+    for (const auto& [key, value] : key_values(t.config)) f.push_back({"config." + key, value});
+    return f;
+}
 
 // folder: of the first rank, which speaks for all; null: another rank's. Returns what was sent.
 template <class T> Traffic loop(Trainer<T>& t, const Run<T>& r, RunFolder* folder) {
@@ -274,7 +275,7 @@ template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
     if (t.comm.first()) {
         folder.emplace(c.out, r.from.run.empty() ? -1 : t.step);
         folder->write_config(to_toml(c));
-        folder->write_run_json(run_facts(t, r.corpus, r.plan));
+        folder->write_run_json(run_facts(t, r));
         if (const long later = r.from.run.empty() ? 0 : discard_after(r.from.run, t.step))   // after all that can fail
             std::printf("resume  from step %ld: %ld later checkpoints of this run are removed\n", t.step, later);
         std::printf("lr      %s from %.1e to %.1e over %ld steps, %ld of warm-up%s\n", c.schedule.c_str(), c.lr,
@@ -293,7 +294,7 @@ template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
     return 0;
 }
 
-template <class T> int train(Config config, const Resume& from) {
+template <class T> int train(Config config, const Resume& from, const World& world) {
     const auto begin = Clock::now();
     Tokenizer tokenizer = load_tokenizer(config.tokenizer, config.shape.vocab);
     set_vocab(config, tokenizer.vocab());
@@ -301,14 +302,15 @@ template <class T> int train(Config config, const Resume& from) {
     std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n",
                 config.shape.family.c_str(), config.shape.layers, config.shape.dim, config.shape.heads,
                 config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());
-    const int ranks = int(config.ranks), team = std::max(1, default_team() / ranks);
+    const int ranks = int(config.ranks), team = world.team(ranks);
     std::printf("device  %s, %d threads%s, matrix products by %s\n", device_name(0).c_str(), team,
-                ranks > 1 ? concat(" for each of ", ranks, " ranks").c_str() : "", Matmul::engine().c_str());
-    const size_t available = memory_there();
-    Plan plan = plan_of<T>(config, params, available / size_t(ranks));
-    std::printf("memory  %.1f MB planned, %.1f MB available\n", double(plan.peak * size_t(ranks)) / 1e6,
+                ranks > 1 ? concat(" for each of ", ranks, " ranks (", world.engine, ")").c_str() : "",
+                Matmul::engine().c_str());
+    const size_t available = memory_there(), neighbours = size_t(world.neighbours(ranks));
+    Plan plan = plan_of<T>(config, params, available / neighbours);
+    std::printf("memory  %.1f MB planned, %.1f MB available\n", double(plan.peak * neighbours) / 1e6,
                 double(available) / 1e6);
-    require_memory(plan.peak * size_t(ranks));
+    require_memory(plan.peak * neighbours);
     Corpus corpus = read_corpus(config.data, config.val, tokenizer, config.seq, default_team());
     std::printf("data    %s\n", corpus.describe().c_str());
     if (config.epochs > 0) {
@@ -318,24 +320,21 @@ template <class T> int train(Config config, const Resume& from) {
     }
     for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, interrupt);
     const Run<T> run{std::move(config), from, std::move(tokenizer), std::move(params), std::move(plan),
-                     std::move(corpus), begin};
-    ThreadWorld world;
-    std::vector<int> status(size_t(ranks), 0);
-    run_threads(world, ranks, [&](int rank) {
-        const Mesh mesh = mesh_of(run.config, rank);
-        ThreadEngine engine(world, mesh, Device{.team = team});
-        status[size_t(rank)] = train_rank(run, {mesh, &engine, team});
+                     std::move(corpus), begin, world};
+    return run_ranks(world, ranks, [&](int rank) { return mesh_of(run.config, rank); },
+                     [&](const Mesh& mesh, Engine* engine, const Device& d) {
+        return train_rank(run, {mesh, engine, d.team, d.index});
     });
-    return status[0];
 }
 
 // ---- the command line -----------------------------------------------------------------------------------------------
-inline int run_command(int argc, const char* const* argv) {
+inline int run_command(int argc, const char* const* argv, const World& world) {
     Resume from;
-    ParseResult parsed = parse(argc, argv, [&](const std::string& resume, const std::string& out) {
+    const auto recipe_of = [&](const std::string& resume, const std::string& out) {
         from = find_resume(resume, out);
         return from.run.empty() ? "" : from.run + "/config.toml";   // the run goes on as it was, but for flags
-    });
+    };
+    ParseResult parsed = parse(argc, argv, recipe_of, world.ranks);
     if (!parsed.text.empty()) return std::fputs(parsed.text.c_str(), stdout), 0;
     Config& c = parsed.config;
     if (c.explain)
@@ -353,25 +352,18 @@ inline int run_command(int argc, const char* const* argv) {
         const std::string name = c.out = "out/" + time_name();
         for (int n = 2; std::filesystem::exists(c.out); ++n) c.out = name + "-" + std::to_string(n);
     }
+    c.out = world.share(c.out);
     if (c.data.empty()) c.data = source_folder();
     std::optional<RunLock> lock;                       // a replay writes nothing, but what it reads must stay
     if (c.replay > 0) lock.emplace(c.out), from.checkpoint = find_replay(from.run, c.replay);
-    return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from); });
+    return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from, world); });
 }
 
-}  // namespace baretrain
-
-#ifndef BT_NO_MAIN
-int main(int argc, char** argv) {
-    std::signal(SIGPIPE, SIG_IGN);                     // who closes our output ends no training
-    std::signal(SIGXFSZ, SIG_IGN);                     // a limit on file sizes is a write error like any other
+// The error that is being caught, on one line; the exit code.
+inline int report_error() {
     try {
-        const int status = baretrain::run_command(argc, argv);
-        const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
-        if (written || argc < 2 || std::string(argv[1]).starts_with("--")) return status;
-        std::fprintf(stderr, "train_gpt: standard output can't be written\n");
-        return 1;
-    } catch (const baretrain::Usage& e) {
+        throw;
+    } catch (const Usage& e) {
         std::fprintf(stderr, "train_gpt: %s\n", e.what());
         return 2;
     } catch (const std::filesystem::filesystem_error& e) {
@@ -382,5 +374,25 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "train_gpt: %s\n", e.what());
     }
     return 1;
+}
+
+}  // namespace baretrain
+
+#ifndef BT_NO_MAIN
+int main(int argc, char** argv) {
+    using namespace baretrain;
+    std::signal(SIGPIPE, SIG_IGN);                     // who closes our output ends no training
+    std::signal(SIGXFSZ, SIG_IGN);                     // a limit on file sizes is a write error like any other
+    const auto get = [](const char* name) { return std::string(std::getenv(name) ? std::getenv(name) : ""); };
+    std::string rendezvous;
+    for (int i = 1; i + 1 < argc; ++i)
+        if (argv[i] == std::string("--rendezvous")) rendezvous = argv[i + 1];
+    return as_launched(get, rendezvous, [&](const World& world) {
+        if (!world.first() && !std::freopen("/dev/null", "w", stdout)) return 1;   // one speaks; errors are everybody's
+        const int status = run_command(argc, argv, world);
+        const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
+        if (!written && argc >= 2 && !std::string(argv[1]).starts_with("--")) fail("standard output can't be written");
+        return status;
+    }, report_error);
 }
 #endif

@@ -22,7 +22,7 @@ inline Recompute recompute_of(const std::string& word) {
 struct Rank {
     Mesh mesh = {};
     Engine* engine = nullptr;
-    int team = default_team();
+    int team = default_team(), gpu = 0;
 };
 
 // Data-parallel ranks, as `--shard` and `--replicate` cut them.
@@ -77,7 +77,7 @@ template <class T> struct Trainer {
     std::map<std::string, std::string> brought;        // files of --model DIR, for its checkpoints
 
     Trainer(const Config& config, const Params& params, Arena& arena, const Rank& rank = {})
-        : config(config), params(params), device{.team = rank.team, .dry = arena.dry()},
+        : config(config), params(params), device{.index = rank.gpu, .team = rank.team, .dry = arena.dry()},
           comm(device, rank.mesh, rank.engine, config.check_collectives), matmul(device), arena(arena),
           weight_store(make_weights<T>(config, arena.part("weights"), params, comm)),
           grad_store(make_grads<R>(config, arena.part("gradients"), params, comm)), weights(*weight_store),

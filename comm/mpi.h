@@ -5,6 +5,7 @@
 // GPUs MPI only brings the ranks together: data go by NCCL. Without -DBT_MPI run_mpi() is one line that says so.
 #pragma once
 #include "comm/combine.h"
+#include <csignal>
 #include <memory>
 #include <thread>
 #if defined(BT_MPI)
@@ -44,8 +45,11 @@ public:
         MPI_Comm_rank(host, &local), MPI_Comm_size(host, &here);
     }
     MpiWorld(const MpiWorld&) = delete;
-    // Bytes of rank 0, for all; as many everywhere.
+    // The bytes of rank 0, for all.
     std::string share(std::string bytes) {
+        long size = long(bytes.size());
+        check_mpi(MPI_Bcast(&size, 1, MPI_LONG, 0, notices_));
+        bytes.resize(size_t(size));
         check_mpi(MPI_Bcast(bytes.data(), int(bytes.size()), MPI_BYTE, 0, notices_));
         return bytes;
     }
@@ -208,6 +212,7 @@ template <class Body, class Report> int run_mpi(Body body, Report report) {
         world.finish();
         return status;
     } catch (const std::exception&) {
+        std::signal(SIGTERM, SIG_DFL);                 // it comes from mpirun when another one has spoken
         std::this_thread::sleep_for(std::chrono::milliseconds(std::min(700 * world.rank, 5000)));
         MPI_Abort(MPI_COMM_WORLD, report());
         throw;

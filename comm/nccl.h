@@ -8,6 +8,7 @@
 #include "comm/combine.h"
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #if defined(BT_NCCL) && defined(__CUDACC__)
@@ -175,16 +176,20 @@ private:
     std::thread lookout_;
 };
 
+inline std::unique_ptr<Engine> nccl_engine(const std::string& id, const Mesh& mesh, const Device& device,
+                                           std::function<std::string()> failed) {
+    return std::make_unique<NcclEngine>(id, mesh, device, failed);
+}
+
 #else
 
 inline constexpr bool have_nccl = false;
 inline std::string nccl_id() { fail("built without NCCL: install it beside the CUDA Toolkit, then make cuda"); }
-struct NcclEngine final : Engine {
-    NcclEngine(const std::string&, const Mesh&, const Device&, std::function<std::string()>) { nccl_id(); }
-    long start(const Call&) override { return 0; }
-    long await(long) override { return 0; }
-    void abort(const std::string&) noexcept override {}
-};
+inline std::unique_ptr<Engine> nccl_engine(const std::string&, const Mesh&, const Device&,
+                                           std::function<std::string()>) {
+    nccl_id();
+    return nullptr;
+}
 
 #endif
 

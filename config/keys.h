@@ -104,6 +104,7 @@ inline Table layout_keys(Config& c) {
          "fsdp: in which weights travel; a narrower one rounds them for the passes, not for the optimizer"},
         {"reduce-dtype", &c.reduce_dtype, {.words = {"same", "fp32", "bf16"}}, train, seldom,
          "in which gradients travel and are summed between ranks; same: fp32, with --dtype fp64 fp64"},
+        {"rendezvous", &c.rendezvous, any, train, seldom, "under srun: HOST:PORT of rank 0"},
         {"check-collectives", &c.check_collectives, any, train, seldom,
          "before each collective compare it between ranks; on in checked builds"},
     }}};

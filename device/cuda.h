@@ -37,6 +37,12 @@ inline std::string device_name(int index) {
     return properties.name;
 }
 
+inline int device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+inline void use_device(int index) { check(cudaSetDevice(index)); }   // by this thread, from now on
+
 inline size_t device_memory() {
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));

@@ -89,7 +89,7 @@ TEST_CASE("what is missing comes with what it would bring and the command that g
     CHECK(plain.advice.find("make deps") != std::string::npos);
     CHECK(find(examine({.matmul = "oneDNN 2.6"}), "matrix products")->advice.empty());
     for (const char* what : {"commit", "compiler", "flags", "CPU", "cores", "memory", "OpenMP", "CBLAS",
-                             "CUDA", "NCCL", "Open MPI"})
+                             "CUDA", "NCCL", "MPI"})
         CHECK_MESSAGE(find(examine({}), what), what);
     CHECK(compiler().find_first_of("0123456789") != std::string::npos);
     CHECK(build_flags().find("-std=c++20") != std::string::npos);

@@ -77,7 +77,8 @@ TEST_CASE("all processes get the bytes of rank 0, whoever comes first") {
         for (bool first_last : {false, true}) {
             const int port = free_port();
             std::vector<Meeting> all;
-            for (int r = 0; r < ranks; ++r) all.push_back({first_last ? ranks - 1 - r : r, ranks, "localhost", port, 20});
+            for (int r = 0; r < ranks; ++r)
+                all.push_back({first_last ? ranks - 1 - r : r, ranks, "localhost", port, 20});
             const Met met = processes(all, secret());
             for (const std::string& got : met.got) CHECK(got == secret());
         }
@@ -93,7 +94,8 @@ TEST_CASE("two meetings at one port, one after the other: nothing is left of the
 
 TEST_CASE("C19: a rank that does not come is named by rank 0 in time, and the others end too") {
     const int port = free_port();
-    const Met met = processes({{0, 4, "localhost", port, 1.5}, {1, 4, "localhost", port, 20}, {3, 4, "localhost", port, 20}}, "x");
+    const Meeting zero{0, 4, "localhost", port, 1.5}, one{1, 4, "localhost", port, 20}, three{3, 4, "localhost", port, 20};
+    const Met met = processes({zero, one, three}, "x");
     CHECK(met.got[0] == concat("error: rank 0: of 4 ranks these did not come to port ", port, " within 1 s: 2"));
     for (int i : {1, 2}) CHECK(contains(met.got[size_t(i)], concat(":", port, " gave up; see what it says")));
     CHECK(met.seconds < 10);
@@ -103,7 +105,8 @@ TEST_CASE("without rank 0, at a wrong port or a host that does not exist there i
     const int port = free_port();
     for (const char* host : {"localhost", "no-such-host.invalid"}) {
         const Met met = processes({{1, 2, host, port, 1}}, "");
-        CHECK(met.got[0].starts_with(concat("error: rank 1: rank 0 does not answer at ", host, ":", port, " within 1 s: ")));
+        const std::string start = concat("error: rank 1: rank 0 does not answer at ", host, ":", port, " within 1 s: ");
+        CHECK(met.got[0].starts_with(start));
         CHECK(met.seconds < 10);
     }
 }
@@ -123,7 +126,8 @@ TEST_CASE("ranks of another size, and two of one number, are refused by name") {
     const Met size = processes({{0, 2, "localhost", port, 20}, {1, 3, "localhost", port, 20}}, "x");
     CHECK(size.got[0] == "error: rank 0 of 2: a process came that is rank 1 of 3");
     CHECK(contains(size.got[1], "gave up"));
-    const Met twice = processes({{0, 3, "localhost", port, 20}, {1, 3, "localhost", port, 20}, {1, 3, "localhost", port, 20}}, "x");
+    const Meeting zero{0, 3, "localhost", port, 20}, one{1, 3, "localhost", port, 20};
+    const Met twice = processes({zero, one, one}, "x");
     CHECK(contains(twice.got[0], "rank 1 came twice"));
 }
 
