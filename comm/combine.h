@@ -18,6 +18,7 @@ template <class T> __global__ void combine_kernel(T* to, Sources<T> from, int n,
     for (long i = begin + threadIdx.x * strip; i < end; i += blockDim.x * strip) {
         const long here = strip < end - i ? strip : end - i;
         R x[strip];
+        x[0] = R(0);                                   // or g++ imagines that a strip may be empty
         for (long j = 0; j < here; ++j) x[j] = R(from.of[0][i + j]);
         for (int k = 1; k < n; ++k) {
             const T* y = from.of[k] + i;

@@ -95,7 +95,7 @@ public:
     long start(const Call& c) override {
         const int n = mesh_.size(c.axis), me = mesh_.at(c.axis);
         const int number = c.pair() ? 0 : 1 + calls_[size_t(c.axis)]++ % 8000;   // those of a pair: by their order
-        Mine& m = under_way_[++tickets_] = {c, number * rounds, {}, std::vector<long>(size_t(n), c.time)};
+        Mine& m = under_way_[++tickets_] = {c, 2 * number, {}, std::vector<long>(size_t(n), c.time)};
         const long size = type_bytes[int(c.type)], part = c.bytes() / n;
         char* const data = static_cast<char*>(c.data);
         char* const from = static_cast<char*>(const_cast<void*>(c.from));
@@ -112,8 +112,8 @@ public:
             if (c.op == Op::send || root) post(m.requests, m, data, c.bytes(), {r});
             if (c.op == Op::receive || of_root) post(m.requests, m, data, c.bytes(), {r, false});
             if (c.time < 0) continue;
-            post(m.requests, m, &m.call.time, sizeof(long), {r, true, Round::times});
-            post(m.requests, m, &m.times[size_t(r)], sizeof(long), {r, false, Round::times});
+            post(m.requests, m, &m.call.time, sizeof(long), {r, true, true});
+            post(m.requests, m, &m.times[size_t(r)], sizeof(long), {r, false, true});
         }
         return tickets_;
     }
@@ -128,15 +128,14 @@ public:
     void abort(const std::string&) noexcept override { MPI_Abort(MPI_COMM_WORLD, 1); }
 private:
     using Requests = std::vector<MPI_Request>;
-    // Messages between two ranks arrive in the order of their sending; tags tell the calls apart, and in each the data,
-    // the sums of the second round, and the times of who is watched.
-    enum Round { data, sums, times, rounds };
+    // Messages between two ranks arrive in the order of their sending; tags tell calls apart, and in each the data and
+    // the times of who is watched.
     struct Mine { Call call; int tag; Requests requests; std::vector<long> times; };
-    struct Way { int peer; bool sends = true; Round round = data; };
+    struct Way { int peer; bool sends = true, time = false; };
 
     void post(Requests& to, const Mine& m, void* what, long bytes, Way w) {
         for (long done = 0; done < bytes; done += piece_) {
-            const int n = int(std::min(piece_, bytes - done)), tag = m.tag + w.round;
+            const int n = int(std::min(piece_, bytes - done)), tag = m.tag + w.time;
             char* const at = static_cast<char*>(what) + done;
             MPI_Request* const request = &to.emplace_back();
             const MPI_Comm axis = axes_[size_t(m.call.axis)];
@@ -184,8 +183,8 @@ private:
         for (int r = 0; r < n; ++r) {
             const Piece theirs = piece_of(c.count, n, r);
             if (r == me || c.op == Op::scatter) continue;
-            post(m.requests, m, part, mine.count * long(sizeof(T)), {r, true, sums});
-            post(m.requests, m, whole + theirs.begin, theirs.count * long(sizeof(T)), {r, false, sums});
+            post(m.requests, m, part, mine.count * long(sizeof(T)), {r});
+            post(m.requests, m, whole + theirs.begin, theirs.count * long(sizeof(T)), {r, false});
         }
     }
     MpiWorld& world_;

@@ -81,7 +81,9 @@ void be_a_rank(const std::string& what) {
     }, report) == 0);
 }
 
+// Not with fibers: what processes do is no kernel.
 bool mpirun_there() {
+    if (max_threads > 1) return false;
     const bool there = have_mpi && std::system("command -v mpirun > /dev/null") == 0;
     if (!there) MESSAGE("skipped: no mpirun, or built without MPI");
     return there;
