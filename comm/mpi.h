@@ -212,7 +212,7 @@ template <class Body, class Report> int run_mpi(Body body, Report report) {
         return status;
     } catch (const std::exception&) {
         std::signal(SIGTERM, SIG_DFL);                 // it comes from mpirun when another one has spoken
-        std::this_thread::sleep_for(std::chrono::milliseconds(std::min(700 * world.rank, 5000)));
+        std::this_thread::sleep_for(std::chrono::milliseconds(std::min(1500 * world.rank, 6000)));
         MPI_Abort(MPI_COMM_WORLD, report());
         throw;
     }

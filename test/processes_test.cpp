@@ -49,7 +49,8 @@ TEST_SUITE("processes") {
 TEST_CASE("processes of mpirun give the losses, norms and checkpoints of threads, to the bit, in every layout") {
     if (!with_mpi()) return;
     const std::vector<std::pair<int, Words>> layouts = {
-        {2, {}}, {3, {"--tokens-per-step", "192"}}, {4, {"--dtype", "bf16", "--check-collectives"}}};
+        {2, {}}, {3, {"--shard", "zero1", "--tokens-per-step", "192"}}, {2, {"--shard", "zero2", "--dtype", "bf16"}},
+        {4, {"--shard", "fsdp"}}, {4, {"--shard", "fsdp", "--replicate", "2", "--check-collectives"}}};
     for (const auto& [ranks, layout] : layouts) {
         const Lab lab;
         const Result threads = lab.go("threads", layout + Words{"--ranks", std::to_string(ranks)});
