@@ -27,9 +27,9 @@ template <class T> class ShardedWeights final : public WeightStore<T> {
 public:
     ShardedWeights(Arena& arena, const Params& params, Comm& comm, FsdpOptions o)
         : WeightStore<T>(params, &comm.device), comm_(comm), options_(o), blocks_(params.units() - 1),
-          shards_(take_shards<T>(arena, params)),
-          buffers_(take_working<T>(arena, params, o.reshard ? 1 + o.prefetch : blocks_)) {
-        for (const View<T>& b : buffers_) slots_.push_back({none, {arena, comm, Axis::dp_shard, o.type, b.count()}});
+          shards_(take_shards<T>(arena, params)) {
+        for (const View<T>& memory : take_working<T>(arena, params, o.reshard ? 1 + o.prefetch : blocks_))
+            slots_.push_back({memory, {arena, comm, Axis::dp_shard, o.type, memory.count()}});
     }
     Range owns(int unit) const override { return this->params_.shard(unit, comm_.mesh.at(Axis::dp_shard)); }
     View<T> owned(int unit) override { return shards_[size_t(unit)]; }
@@ -39,50 +39,51 @@ protected:
     View<T> whole(int unit) override {
         backward_ = unit != ends_unit && unit <= last_;
         last_ = unit;
-        fetch(unit);
+        Slot& slot = fetch(unit);
         for (int i = 1; i <= options_.prefetch; ++i) {
             const int next = backward_ ? unit - i : unit + i;
             if (next >= 1 && next <= blocks_) fetch(next);
         }
-        Slot& slot = slots_[working(unit, buffers_)];
         slot.gathered.await();
         slot.leased = true;
-        return memory(unit);
+        return weights(slot);
     }
+    // The unit, but not if it is needed again in the backward pass; with the ends all, for the pass is over.
     void let_go(int unit) override {
-        slots_[working(unit, buffers_)].leased = false;
-        const bool again = !backward_ && (unit == blocks_ || !options_.reshard);   // in the backward pass
-        if (unit == ends_unit) for (size_t place = 0; place < slots_.size(); ++place) free(place);   // the pass is over
-        else if (!again) free(working(unit, buffers_));
+        slot_of(unit).leased = false;
+        const bool again = !backward_ && (unit == blocks_ || !options_.reshard);
+        for (Slot& s : slots_)
+            if (unit == ends_unit || (s.unit == unit && !again)) free(s);
     }
 private:
     static constexpr int none = -1;
-    struct Slot {                                      // of a buffer
-        int unit;                                      // whose weights are there, or on their way
+    struct Slot {
+        View<T> memory;
         Wire<T> gathered;
+        int unit = none;                               // whose weights are there, or on their way
         bool leased = false;
     };
-    void fetch(int unit) {
-        const size_t place = working(unit, buffers_);
-        if (slots_[place].unit == unit) return;
-        free(place);
-        slots_[place].unit = unit;
-        slots_[place].gathered.gather(memory(unit), owned(unit), {"weights", unit});
+    Slot& slot_of(int unit) { return slots_[working(unit, slots_)]; }
+    Slot& fetch(int unit) {
+        Slot& s = slot_of(unit);
+        if (s.unit == unit) return s;
+        free(s);
+        s.unit = unit;
+        s.gathered.gather(weights(s), owned(unit), {"weights", unit});
+        return s;
     }
-    void free(size_t place) {
-        require(!slots_[place].leased, "fsdp: one block is leased at a time");
-        slots_[place].gathered.await();
-        slots_[place].unit = none;
-        if (options_.poison) fill_bytes(comm_.device, buffers_[place], 0xFF);   // NaN in every type
+    void free(Slot& s) {
+        require(!s.leased, "fsdp: one block is leased at a time");
+        s.gathered.await();
+        s.unit = none;
+        if (options_.poison) fill_bytes(comm_.device, s.memory, 0xFF);   // NaN in every type
     }
-    View<T> memory(int unit) const {
-        return buffers_[working(unit, buffers_)].col_range(0, this->params_.unit_size(unit));
-    }
+    View<T> weights(const Slot& s) const { return s.memory.col_range(0, this->params_.unit_size(s.unit)); }
     Comm& comm_;
     const FsdpOptions options_;
     const int blocks_;                                 // units 1 to blocks_
-    const std::vector<View<T>> shards_, buffers_;
-    std::vector<Slot> slots_;
+    const std::vector<View<T>> shards_;
+    std::vector<Slot> slots_;                          // of the ends, and of blocks by turns
     int last_ = ends_unit;                             // the unit that was gathered last
     bool backward_ = false;
 };

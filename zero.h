@@ -50,10 +50,7 @@ public:
         : GradStore<G>(params, &comm.device), comm_(comm), buffers_(std::move(buffers)),
           inside_(arena, comm, Axis::dp_shard, type, params.largest_unit()),
           across_(arena, comm, Axis::dp_replicate, type, params.largest_unit() / params.shards()) {}
-    void finish() override {
-        arrive();
-        across_.await();
-    }
+    void finish() override { arrive(), across_.await(); }
 protected:
     virtual size_t buffer(int unit) const = 0;         // of buffers_, which has the unit's whole gradients
     virtual void collect(int unit, View<G> part, long micro) = 0;   // this rank's part of them is the sum over dp_shard
@@ -62,7 +59,7 @@ protected:
         if (unit_ != none && buffer(unit_) == buffer(unit)) arrive();   // its memory is to be written to again
         return memory(unit);
     }
-    void leave(int unit, long micro) {
+    void depart(int unit, long micro) {
         arrive();
         unit_ = unit, micro_ = micro;
         inside_.scatter(memory(unit), {"gradients", unit});
@@ -102,7 +99,7 @@ protected:
     size_t buffer(int unit) const override { return size_t(unit); }
     bool keeps() const override { return true; }
     void absorb(int unit, long micro) override {
-        if (micro == this->micros_) this->leave(unit, micro);
+        if (micro == this->micros_) this->depart(unit, micro);
     }
     void collect(int, View<G>, long) override {}       // it is where it belongs
 };
@@ -118,7 +115,7 @@ public:
 protected:
     size_t buffer(int unit) const override { return working(unit, this->buffers_); }
     bool keeps() const override { return false; }
-    void absorb(int unit, long micro) override { this->leave(unit, micro); }
+    void absorb(int unit, long micro) override { this->depart(unit, micro); }
     void collect(int unit, View<G> part, long micro) override {
         add_parts<G>(this->comm_.device, owned(unit), part, micro == 1 ? Write::over : Write::add);
     }
