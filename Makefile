@@ -6,6 +6,7 @@
 # ---- choices, all of which a command line may override
 CXX        := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 DEBUG      ?=#            1: checked build, -O1 with address and undefined-behaviour sanitizers
+TSAN       ?=#            1: ThreadSanitizer on one-thread blocks, teams of one, no MPI (make tsan-ranks)
 BARE       ?=#            1: no OpenMP and no optional library, the nearest thing to a bare Mac
 SUITE      ?=#            names of test suites: build and run only those
 ON         ?=#            host, kernels or simt: run only that of their binaries
@@ -29,8 +30,8 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all train test tests headers tsan parity mutants bug copytest fuzz kill-test test-long clang cuda deps doctor
-.PHONY: bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
+.PHONY: all train test tests headers tsan tsan-ranks matrix parity mutants bug copytest fuzz kill-test test-long clang cuda
+.PHONY: deps doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -95,6 +96,13 @@ SANITIZE     := -fsanitize=address,undefined
 KERNEL_FLAGS := $(BASE) $(CHECKED) $(SANITIZE) $(OPENMP) $(HAVE)
 SIMT_FLAGS   := $(BASE) $(CHECKED) -fsanitize=undefined -DBT_SIMT $(HAVE)
 HOST_FLAGS   := $(BASE) $(CHECKED) $(SANITIZE)
+else ifneq ($(TSAN),)
+SANITIZE     := -fsanitize=thread
+OPENMP       :=#          its barriers are unknown to ThreadSanitizer, and so are those of MPI
+MPI          :=
+MPI_LIBS     :=
+KERNEL_FLAGS := $(BASE) -O1 -g $(SANITIZE) $(HAVE)
+HOST_FLAGS   := $(BASE) -O1 -g $(SANITIZE)
 else
 KERNEL_FLAGS := $(BASE) -O3 $(NATIVE) $(OPENMP) $(FP) $(HAVE)
 SIMT_FLAGS   := $(BASE) -O1 -g1 -DBT_SIMT $(HAVE)
@@ -194,6 +202,15 @@ test:
 tests: $(if $(SUITE),$(if $(filter $(PROGRAMS),$(SUITE)),$(PROGRAM)),$(PROGRAM) headers) $(TESTS)
 	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
+# The suites whose ranks are threads, with the libraries that a run uses.
+RANK_SUITES := comm wire zero fsdp checkpoint
+tsan-ranks:
+	@$(if $(TSAN_CXX),:,echo "tsan-ranks needs a compiler with -fsanitize=thread; make deps ALL=1 installs one" >&2; exit 1)
+	@TSAN_OPTIONS=suppressions=test/tsan.supp $(MAKE) --no-print-directory CXX=$(TSAN_CXX) TSAN=1 BUILD=build/ranks \
+	    SUITE='$(or $(SUITE),$(RANK_SUITES))' test
+# Every layout (test/layouts.h), of which `make test` takes a part.
+matrix:
+	@BT_MATRIX=all $(MAKE) --no-print-directory test SUITE='zero fsdp' && grep -h 'matrix:' $(BUILD)/test_kernels.log
 tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
 	$(call run,$< test/simt_race.sh)
 

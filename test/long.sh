@@ -17,7 +17,10 @@ fuzz 8 make fuzz
 mutants-1 4 test/mutants.sh --group 1/6
 copytest 4 make copytest
 mutants-2 4 test/mutants.sh --group 2/6
-kill 2 make kill-test
+tsan-ranks 12 make tsan-ranks
+matrix 4 make matrix
+kill 6 make kill-test
+docs 3 make docs-check
 lessons 6 lessons/exercise.sh --check
 mutants-3 4 test/mutants.sh --group 3/6
 checked 18 make DEBUG=1 test
