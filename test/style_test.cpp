@@ -375,7 +375,7 @@ TEST_CASE("files, lines and functions keep to their budgets") {
     }
 }
 
-TEST_CASE("the core has at most 4000 lines of code, all of it at most 10500") {
+TEST_CASE("the core has at most 4000 lines of code, all of it at most 10600") {
     long core = 0, whole = 0;
     for (const auto& [file, text] : tree().text) {
         if (!is_source(file)) continue;
@@ -383,7 +383,7 @@ TEST_CASE("the core has at most 4000 lines of code, all of it at most 10500") {
         if (!not_core.count(file) && !starts(file, "comm/") && !host_layers.count(front_of(file))) core += code_lines(text);
     }
     CHECK(core <= 4000);
-    CHECK(whole <= 10500);
+    CHECK(whole <= 10600);
     CHECK(core > 0);
 }
 
