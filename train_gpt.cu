@@ -286,7 +286,8 @@ template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
                     log_header().c_str());
     }
     t.meet();
-    const Traffic traffic = loop(t, r, folder ? &*folder : nullptr);
+    Traffic traffic = loop(t, r, folder ? &*folder : nullptr);
+    traffic.add_besides(t.comm);
     if (folder && c.ledger) std::printf("%s", to_text(traffic).c_str());
     if (folder)
         std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < c.steps ? "stopped" : "done",

@@ -196,7 +196,8 @@ TEST_CASE("a spike has the same report whatever the layout, and any rank's share
     REQUIRE(lab.spikes("one").size() == 1);
     const std::string worst = get(lab.spikes("one")[0] + "/worst.txt"), name = fs::path(lab.spikes("one")[0]).filename();
     CHECK(count(worst, ", window ") == 6);
-    for (const Words& layout : {Words{"--ranks", "2", "--shard", "none"}, Words{"--ranks", "3"}, Words{"--ranks", "6"}}) {
+    for (const Words& layout : {Words{"--ranks", "2", "--shard", "none"}, Words{"--ranks", "3", "--shard", "fsdp"},
+                                Words{"--ranks", "6", "--shard", "zero2", "--replicate", "3"}}) {
         CAPTURE(layout[1]);
         const Result r = lab.train("run", base + layout + Words{"--batch", "1"});
         CAPTURE(r.err);
