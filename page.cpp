@@ -169,7 +169,10 @@ Texts memory(const RunPage& run, double full) {
         if (name.starts_with(prefix))
             rows.push_back({name == "memory.all" ? "all that is planned" : name.substr(prefix.size()),
                             cell(number_in(text).value_or(0))});
-    const double held = most(finite(run, &Point::resident));
+    const double ranks = fact(run, "ranks"), held = most(finite(run, &Point::resident));
+    const bool threads = std::count(run.facts.begin(), run.facts.end(), Texts::value_type("engine", "threads")) > 0;
+    if (threads && ranks > 1)
+        rows.push_back({format("all, of the %.0f ranks of the process", ranks), cell(ranks * fact(run, "memory.all"))});
     rows.push_back({"held by the process", std::isfinite(held) ? cell(held) : "not known"});
     return rows;
 }
@@ -312,7 +315,8 @@ std::string html_page(Runs runs) {
     };
     double full = 1;                                   // byte
     for (const RunPage& run : runs)
-        full = std::fmax(full, std::fmax(fact(run, "memory.all"), most(finite(run, &Point::resident))));
+        full = std::fmax(full, std::fmax(fact(run, "memory.all") * std::fmax(1, fact(run, "ranks")),
+                                         most(finite(run, &Point::resident))));
     std::string page = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
                        "<meta name=\"viewport\" content=\"width=device-width\"><title>" + title + "</title>\n" + style +
                        "</head><body>\n<h1>" + title + "</h1>\n";

@@ -68,8 +68,8 @@ struct Traffic {
 
 // A table; what is not as it has to be is marked.
 inline std::string to_text(Traffic t) {
-    std::string text = format("%-36s %9s %14s", format("sent by rank 0, mean of %ld steps", t.count).c_str(), "calls",
-                              "bytes") + format(" %14s %10s\n", "by formula", "ms");
+    std::string text = format("%-13s %-10s %-11s %9s %14s", "axis", "operation", "what", "calls", "bytes") +
+                       format(" %14s %10s   a step of rank 0\n", "by formula", "ms");
     const auto line = [&](const LedgerKey& k, const LedgerRow& r, double n, const std::string& due) {
         text += format("%-13s %-10s %-11s", axis_names[int(k.axis)], op_names[int(k.op)], k.what.c_str()) +
                 format(" %9.4g %14.0f", double(r.calls) / n, double(r.bytes) / n) +

@@ -16,7 +16,7 @@ TEST_CASE("the page lays what was sent in the last step beside the formulas, and
     RunFolder run(f.run());
     run.write_run_json({{"sent.dp_shard.gather.weights", 3000L}, {"sent.dp_shard.sum.norm", 48L},
                         {"sent.dp_shard.scatter.gradients", 77L}, {"sent.dp_shard.sum.statistics", 5L},
-                        {"sent.dp_shard.max.control", 6L}});
+                        {"sent.dp_shard.max.control", 6L}, {"ranks", 4L}, {"engine", "threads"}, {"memory.all", 20000000L}});
     StepLog s = step_log(1, 2);
     s.bytes = {{"dp_shard.gather.weights", 1}, {"dp_shard.sum.rest", 2}};   // of a step before: not shown
     run.log(s);
@@ -34,6 +34,8 @@ TEST_CASE("the page lays what was sent in the last step beside the formulas, and
         CHECK(count(page, "by formula") == 3);
         CHECK(!contains(page, "statistics"));
         CHECK(!contains(page, "sent.dp_shard"));       // not among the versions
+        CHECK(contains(page, "<td>all, of the 4 ranks of the process</td><td><span class=\"bar\" style=\"--part:100.0%\">80.0 MB<"));
+        CHECK(contains(page, "<td>held by the process</td><td><span class=\"bar\" style=\"--part:80.0%\">64.0 MB<"));
     }
     const RunLab alone;
     RunFolder one(alone.run());

@@ -379,28 +379,45 @@ TEST_CASE("B10: a gradient that is not finite, or no trained token, leaves weigh
     CHECK(b.weights() != weights);
 }
 
-TEST_CASE("a step is logged with its share of the measured peak and the memory that the process holds") {
-    const TempFolder folder;
-    Bench<float> b({"--steps=3", "--eval-every=0", "--sample-every=0", "--save-every=0"});
-    const Plan plan = plan_of<float>(b.config, b.params);
-    b.config.out = (folder.path / "run").string();
-    b.t.peak = 1e12;
-    RunFolder run(b.config.out);
-    run.write_run_json(run_facts(b.t, b.corpus, plan));
-    const Run<float> shared{b.config, {}, Tokenizer::bytes(), b.params, plan, b.corpus, Clock::now()};
-    loop(b.t, shared, &run);
-    std::ifstream log(folder.path / "run" / "log.jsonl");
-    long steps = 0;
-    for (std::string line; std::getline(log, line); ++steps) {
-        const auto number = [&](const std::string& key) { return std::stod(line.substr(line.find(key) + key.size())); };
-        CHECK(number("\"mfu\":") * number("\"ms\":{\"step\":") == doctest::Approx(1e3 * plan.flops() / 1e12));
-        if (resident_memory() > 0) CHECK(number("\"resident\":") > double(plan.held()) / 2);
+TEST_CASE("a step is logged with the speed of all ranks, their share of the measured peak, and the process's memory") {
+    for (const long ranks : {1L, 2L}) {
+        CAPTURE(ranks);
+        const TempFolder folder;
+        Bench<float> b({"--steps=3", "--eval-every=0", "--sample-every=0", "--save-every=0"});
+        Config& c = b.config;
+        c.ranks = ranks, c.tokens_per_step *= ranks, c.out = (folder.path / "run").string();
+        const Plan plan = plan_of<float>(c, b.params);
+        const World world;
+        const Run<float> shared{c, {}, Tokenizer::bytes(), b.params, plan, b.corpus, Clock::now(), world};
+        RunFolder run(c.out);
+        ThreadWorld threads;
+        run_threads(threads, int(ranks), [&](int rank) {
+            const Mesh mesh = mesh_of(c, rank);
+            ThreadEngine engine(threads, mesh, Device{.team = 1});
+            Arena arena(plan.peak);
+            Trainer<float> t(c, b.params, arena, {mesh, &engine, 1});
+            t.optimizer.initialise(t.device, uint64_t(c.seed));
+            t.peak = 1e12;
+            if (rank == 0) run.write_run_json(run_facts(t, shared));
+            loop(t, shared, rank == 0 ? &run : nullptr);
+        });
+        std::ifstream log(folder.path / "run" / "log.jsonl");
+        long steps = 0;
+        for (std::string line; std::getline(log, line); ++steps) {
+            const auto number = [&](const std::string& key, size_t from = 0) {
+                return std::stod(line.substr(line.find(key, from) + key.size()));
+            };
+            const double ms = number("\"step\":", line.find("\"ms\":"));
+            CHECK(number("\"mfu\":") * ms == doctest::Approx(1e3 * double(ranks) * plan.flops() / 1e12));
+            CHECK(number("\"tokens_per_s\":") * ms == doctest::Approx(1e3 * double(c.tokens_per_step)));
+            if (resident_memory() > 0) CHECK(number("\"resident\":") > double(ranks) * double(plan.held()) / 2);
+        }
+        CHECK(steps == 3);
+        const std::string facts = read_text((folder.path / "run" / "run.json").string());
+        for (const auto& [name, value] : memory_facts(plan.parts, plan.peak))
+            CHECK(facts.find(format("\"%s\": %ld,", name.c_str(), std::get<long>(value))) != std::string::npos);
+        CHECK(facts.find("\"peak_flops\": 1000000000000.0,") != std::string::npos);
     }
-    CHECK(steps == 3);
-    const std::string facts = read_text((folder.path / "run" / "run.json").string());
-    for (const auto& [name, value] : memory_facts(plan.parts, plan.peak))
-        CHECK(facts.find(format("\"%s\": %ld,", name.c_str(), std::get<long>(value))) != std::string::npos);
-    CHECK(facts.find("\"peak_flops\": 1000000000000.0,") != std::string::npos);
 }
 
 }
