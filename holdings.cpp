@@ -13,10 +13,10 @@ std::string box(double x, double y, double w, double h) {   // a path
     return format("M%.1f %.2fh%.1fv%.2fh%.1fz", x, y, w, h, -w);
 }
 std::string fill(const std::string& boxes, const char* colour, double opacity) {
-    return format("<path fill=\"%s\" fill-opacity=\"%.2g\" d=\"", colour, opacity) + boxes + "\"/>\n";
+    return format("<path fill=\"%s\" fill-opacity=\"%.2g\" d=\"%s\"/>\n", colour, opacity, boxes.c_str());
 }
 std::string words(double x, double y, const char* anchor, const std::string& text) {
-    return format("<text x=\"%.2f\" y=\"%.2f\" text-anchor=\"%s\">", x, y, anchor) + text + "</text>\n";
+    return format("<text x=\"%.2f\" y=\"%.2f\" text-anchor=\"%s\">%s</text>\n", x, y, anchor, text.c_str());
 }
 
 // A rank's bar: pale as high as the model, filled where the rank has it, and under it the room.
@@ -32,6 +32,7 @@ std::string bar(const Holding& h, double x, double y, double w, const char* colo
 std::string holdings_svg(const std::vector<LayoutHoldings>& layouts) {
     const std::pair<const char*, const char*> rows[] = {
         {"weights", "#4c78a8"}, {"gradients", "#f58518"}, {"optimizer", "#54a24b"}};
+    const auto& units = layouts[0].ranks[0][0].parts;
     const double column = width / double(layouts.size());
     std::string svg;
     double y = 24;
@@ -43,15 +44,14 @@ std::string holdings_svg(const std::vector<LayoutHoldings>& layouts) {
         svg += words(left - 12, y + model / 2, "end", rows[what].first);
         for (size_t i = 0; i < layouts.size(); ++i) {
             const LayoutHoldings& l = layouts[i];
-            const double x = left + double(i) * column, w = (column - 24) / double(l.ranks.size());
+            const double x = left + double(i) * column, wide = column - 24, w = wide / double(l.ranks.size());
             for (size_t r = 0; r < l.ranks.size(); ++r)
                 svg += bar(l.ranks[r][size_t(what)], x + double(r) * w, y, 0.85 * w, rows[what].second);
             std::string lines;
-            for (double from : l.units) lines += box(x, y + from * model, column - 24, 0.4);
-            svg += fill(lines, "currentColor", 1);
-            svg += words(x + (column - 24) / 2, label, "middle",
-                         format("%.4g MB", double(l.ranks[0][size_t(what)].bytes) / 1e6));
-            if (what == 0) svg += words(x + (column - 24) / 2, 14, "middle", l.name);
+            for (const auto& [from, to] : units) lines += box(x, y + from * model, wide, 0.4);
+            const std::string size = format("%.4g MB", double(l.ranks[0][size_t(what)].bytes) / 1e6);
+            svg += fill(lines, "currentColor", 1) + words(x + wide / 2, label, "middle", size);
+            if (what == 0) svg += words(x + wide / 2, 14, "middle", l.name);
         }
         y = label + 20;
     }

@@ -78,7 +78,6 @@ inline std::vector<std::pair<std::string, Config>> alternatives(const Config& c)
 template <class T> std::array<Holding, 3> holdings_of(const Config& c, const Params& params, int rank) {
     Arena arena;
     const Trainer<T> t(c, params, arena, {mesh_of(c, rank)});
-    const char* const names[] = {"weights", "gradients", "optimizer"};
     const bool whole[] = {c.shard != "fsdp", c.shard == "none" || c.shard == "zero1", c.shard == "none"};
     std::array<Holding, 3> holdings;
     double all = 0;
@@ -90,8 +89,7 @@ template <class T> std::array<Holding, 3> holdings_of(const Config& c, const Par
             holdings[i].parts.push_back({(at + double(r.first)) / all, (at + double(r.first + r.count)) / all});
             held += double(r.count);
         }
-        for (const ArenaPart& p : arena.parts())
-            if (std::string(p.name) == names[i]) holdings[i].bytes = p.bytes;
+        holdings[i].bytes = arena.parts()[i].bytes;    // of weights, gradients, optimizer
         const double elements = double(holdings[i].bytes) / double(i ? sizeof(Real<T>) : sizeof(T));
         if (i < 2) holdings[i].room = (elements - held) / all;   // the optimizer needs none
     }
@@ -103,12 +101,8 @@ template <class T> std::vector<LayoutHoldings> holdings(const Config& config) {
     std::vector<LayoutHoldings> all;
     for (const auto& [name, c] : alternatives(config)) {
         const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
-        LayoutHoldings l{name, {0}, {}};
-        for (int u = 0; u < params.units(); ++u) l.units.push_back(l.units.back() + double(params.unit_size(u)));
-        const double end = l.units.back();
-        for (double& from : l.units) from /= end;
-        for (int rank = 0; rank < std::min(16L, c.ranks); ++rank) l.ranks.push_back(holdings_of<T>(c, params, rank));
-        all.push_back(l);
+        all.push_back({name, {}});
+        for (int r = 0; r < std::min(16L, c.ranks); ++r) all.back().ranks.push_back(holdings_of<T>(c, params, r));
     }
     return all;
 }
