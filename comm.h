@@ -242,18 +242,16 @@ inline void Comm::compare(const Call& c) {
     constexpr size_t width = 240;
     const int n = size(c.axis);
     if (c.pair()) return;                              // two of the axis: the other ranks know nothing of it
-    std::string mine = c.text(), all(width * size_t(n), ' ');
-    mine.resize(width, ' ');
+    std::string mine = c.text(), all(width * size_t(n), 0);
+    mine.resize(width, 0);
     const Buffer from(mine.size()), to(all.size());
     copy_bytes(device, from.data(), mine.data(), mine.size());
     const Call gather{c.axis, Op::gather, Type::byte, to.data(), from.data(), long(all.size()), -1, c.where, 0};
     engine_->await(engine_->start(gather));
     copy_bytes(device, all.data(), to.data(), all.size());
     for (int i = 0; i < n; ++i) {
-        std::string other = all.substr(size_t(i) * width, width);
-        if (other == mine) continue;
-        const auto trim = [](std::string s) { return s.substr(0, s.find_last_not_of(' ') + 1); };
-        disagree(mesh.rank, trim(mine), mesh.peer(c.axis, i), trim(other));
+        const std::string other = all.substr(size_t(i) * width, width);
+        if (other != mine) disagree(mesh.rank, mine.c_str(), mesh.peer(c.axis, i), other.c_str());
     }
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 #include "comm/combine.h"
 #include <csignal>
-#include <memory>
+#include <functional>
 #include <thread>
 #if defined(BT_MPI)
 #define OMPI_SKIP_MPICXX 1
@@ -28,13 +28,12 @@ inline void check_mpi(int status, const Call* call = nullptr) {
     fail("MPI: ", text, call ? " at " + call->text() : "");
 }
 
-class MpiEngine;
-
 // This process among the others; one a program.
 class MpiWorld {
 public:
     int rank = 0, ranks = 1, local = 0, here = 1;      // local, here: the same among those on this host
-    MpiWorld() {
+    const std::function<int()> report;                 // of the error that is being caught; gives the exit code
+    explicit MpiWorld(std::function<int()> report) : report(std::move(report)) {
         int provided = 0;
         check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);   // what is made of it inherits that
@@ -53,7 +52,7 @@ public:
         check_mpi(MPI_Bcast(bytes.data(), int(bytes.size()), MPI_BYTE, 0, notices_));
         return bytes;
     }
-    std::unique_ptr<MpiEngine> join(const Mesh& mesh, const Device& device, long piece = 256 << 10);
+    using Engine = class MpiEngine;
     // Has it ended so long ago that its last messages are here? They may be overtaken by its notice.
     bool has_ended(int other) {
         for (int there = 0;;) {
@@ -84,7 +83,7 @@ private:
 class MpiEngine final : public Engine {
 public:
     // piece: most bytes of a message, whole elements of any type.
-    MpiEngine(MpiWorld& world, const Mesh& mesh, const Device& device, long piece)
+    MpiEngine(MpiWorld& world, const Mesh& mesh, const Device& device, long piece = 256 << 10)
         : world_(world), mesh_(mesh), device_(device), piece_(piece) {
         require(!on_gpu, "mpi: memory of the host; on GPUs data go by NCCL");
         require_equal(mesh.ranks(), world.ranks, "mpi: ranks of the mesh and of mpirun");
@@ -99,16 +98,16 @@ public:
         const long size = type_bytes[int(c.type)], part = c.bytes() / n;
         char* const data = static_cast<char*>(c.data);
         char* const from = static_cast<char*>(const_cast<void*>(c.from));
-        if (c.op == Op::gather) copy_part<char>(device_, data + me * part, from, part);
-        if (c.op == Op::all_to_all) copy_part<char>(device_, data + me * part, from + me * part, part);
+        const bool parts = c.op == Op::gather || c.op == Op::all_to_all;
+        const auto for_rank = [&](int r) { return c.op == Op::gather ? from : from + r * part; };
+        if (parts) copy_part<char>(device_, data + me * part, for_rank(me), part);
         for (int r = (me + 1) % n; r != me; r = (r + 1) % n) {   // not all to rank 0 first
             if (c.pair() && r != c.peer) continue;
             const bool root = c.op == Op::broadcast && me == c.peer, of_root = c.op == Op::broadcast && r == c.peer;
             const Piece theirs = piece_of(c.count, n, r);
             if (c.adds()) post(m.requests, m, data + theirs.begin * size, theirs.count * size, {r});
-            if (c.op == Op::gather) post(m.requests, m, from, part, {r});
-            if (c.op == Op::all_to_all) post(m.requests, m, from + r * part, part, {r});
-            if (c.op == Op::gather || c.op == Op::all_to_all) post(m.requests, m, data + r * part, part, {r, false});
+            if (parts) post(m.requests, m, for_rank(r), part, {r});
+            if (parts) post(m.requests, m, data + r * part, part, {r, false});
             if (c.op == Op::send || root) post(m.requests, m, data, c.bytes(), {r});
             if (c.op == Op::receive || of_root) post(m.requests, m, data, c.bytes(), {r, false});
             if (c.time < 0) continue;
@@ -125,7 +124,13 @@ public:
         under_way_.erase(ticket);
         return latest;
     }
-    void abort(const std::string&) noexcept override { MPI_Abort(MPI_COMM_WORLD, 1); }
+    void abort(const std::string& why) noexcept override {
+        try {
+            throw Error(why);
+        } catch (const Error&) {
+            MPI_Abort(MPI_COMM_WORLD, world_.report());
+        }
+    }
 private:
     using Requests = std::vector<MPI_Request>;
     // Messages between two ranks arrive in the order of their sending; tags tell calls apart, and in each the data and
@@ -198,14 +203,10 @@ private:
     std::vector<char> scratch_;                        // two pieces of each rank
 };
 
-inline std::unique_ptr<MpiEngine> MpiWorld::join(const Mesh& mesh, const Device& device, long piece) {
-    return std::make_unique<MpiEngine>(*this, mesh, device, piece);
-}
-
 // Runs body(world). An error ends the whole job: report(), called while it is caught, says what it was and gives the
 // exit code. Others may fail for the same reason: they give the lower ranks time to speak, and to end them.
 template <class Body, class Report> int run_mpi(Body body, Report report) {
-    MpiWorld world;
+    MpiWorld world(report);
     try {
         const int status = body(world);
         world.finish();

@@ -105,40 +105,36 @@ private:
         const long bytes = c.bytes() / n;
         char* const data = static_cast<char*>(c.data);
         const char* const from = static_cast<const char*>(c.from);
-        const auto send = [&](const char* what, size_t many, int to) {
-            check(ncclSend(what, many, type, to, comm, stream_), c.where);
-        };
-        const auto receive = [&](char* what, size_t many, int from) {
-            check(ncclRecv(what, many, type, from, comm, stream_), c.where);
-        };
+        const Where at = c.where;
         switch (c.op) {
-        case Op::gather: check(ncclAllGather(from, data, part, type, comm, stream_), c.where); break;
+        case Op::gather: check(ncclAllGather(from, data, part, type, comm, stream_), at); break;
         case Op::scatter:
-            check(ncclReduceScatter(data, data + mesh_.at(c.axis) * bytes, part, type, ncclSum, comm, stream_),
-                  c.where);
+            check(ncclReduceScatter(data, data + mesh_.at(c.axis) * bytes, part, type, ncclSum, comm, stream_), at);
             break;
-        case Op::sum: check(ncclAllReduce(data, data, count, type, ncclSum, comm, stream_), c.where); break;
+        case Op::sum: check(ncclAllReduce(data, data, count, type, ncclSum, comm, stream_), at); break;
         case Op::max:
             if (size_t(n * c.bytes()) > scratch_.bytes()) scratch_ = Buffer(size_t(n * c.bytes()));
-            check(ncclAllGather(data, scratch_.data(), count, type, comm, stream_), c.where);
-            with_type(c.type, [&](auto type) { largest<decltype(type)>(c); });
+            check(ncclAllGather(data, scratch_.data(), count, type, comm, stream_), at);
+            with_type(c.type, [&](auto zero) {
+                using T = decltype(zero);
+                Sources<T> all{};
+                for (int r = 0; r < n; ++r) all.of[r] = static_cast<const T*>(scratch_.data()) + r * c.count;
+                Device d{.stream = stream_};
+                combine(d, static_cast<T*>(c.data), all, n, c.count, false);
+            });
             break;
         case Op::all_to_all:
             check(ncclGroupStart());
-            for (int r = 0; r < n; ++r) send(from + r * bytes, part, r), receive(data + r * bytes, part, r);
+            for (int r = 0; r < n; ++r) {
+                check(ncclSend(from + r * bytes, part, type, r, comm, stream_), at);
+                check(ncclRecv(data + r * bytes, part, type, r, comm, stream_), at);
+            }
             check(ncclGroupEnd());
             break;
-        case Op::broadcast: check(ncclBroadcast(data, data, count, type, c.peer, comm, stream_), c.where); break;
-        case Op::send: send(data, count, c.peer); break;
-        case Op::receive: receive(data, count, c.peer); break;
+        case Op::broadcast: check(ncclBroadcast(data, data, count, type, c.peer, comm, stream_), at); break;
+        case Op::send: check(ncclSend(data, count, type, c.peer, comm, stream_), at); break;
+        case Op::receive: check(ncclRecv(data, count, type, c.peer, comm, stream_), at); break;
         }
-    }
-    template <class T> void largest(const Call& c) {
-        const int n = mesh_.size(c.axis);
-        Sources<T> sources{};
-        for (int r = 0; r < n; ++r) sources.of[r] = static_cast<const T*>(scratch_.data()) + r * c.count;
-        Device d{.stream = stream_};
-        combine(d, static_cast<T*>(c.data), sources, n, c.count, false);
     }
     // A send on its own could wait for a receive that stands behind another send: those started together go together.
     void issue_pairs() {

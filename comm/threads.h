@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <system_error>
 #include <thread>
 #if defined(__linux__)
 #include <pthread.h>
@@ -138,10 +137,7 @@ public:
     }
     void abort(const std::string& why) noexcept override { world_.abort(why); }
 private:
-    struct Mine {
-        std::shared_ptr<ThreadWorld::Round> round;
-        size_t place;                                  // among those who take part
-    };
+    struct Mine { std::shared_ptr<ThreadWorld::Round> round; size_t place; };
     // All mean the same call; the time of the latest.
     long compare(const Mine& m, const Call& c) const {
         long latest = c.time;
@@ -212,11 +208,7 @@ template <class Body> void run_threads(ThreadWorld& world, int ranks, Body body)
     };
     world.begin(ranks);
     std::vector<std::thread> threads;
-    try {
-        for (int rank = 1; rank < ranks; ++rank) threads.emplace_back(run, rank);
-    } catch (const std::system_error& e) {
-        world.abort(concat("rank ", threads.size() + 1, ": no thread for it: ", e.what()));
-    }
+    for (int rank = 1; rank < ranks; ++rank) threads.emplace_back(run, rank);
     run(0);
     for (std::thread& t : threads) t.join();
     if (alone) std::rethrow_exception(alone);

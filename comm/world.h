@@ -45,7 +45,7 @@ inline void use_nccl(World& w) {
 template <class Mpi> World world_of(Mpi& mpi) {
     World w{mpi.rank, mpi.ranks, mpi.local, mpi.here, "MPI"};
     w.share = [&mpi](const std::string& mine) { return mpi.share(mine); };
-    w.join = [&mpi](const Mesh& mesh, const Device& d) -> std::unique_ptr<Engine> { return mpi.join(mesh, d); };
+    w.join = [&mpi](const Mesh& mesh, const Device& d) { return std::make_unique<typename Mpi::Engine>(mpi, mesh, d); };
     if (on_gpu) use_nccl(w);
     return w;
 }

@@ -56,18 +56,19 @@ void be_a_rank(const std::string& what) {
         Device d{.team = 1};
         if (what == "all" || cross) {                  // small pieces too: what is longer comes in several
             for (const long piece : {256 << 10, 64, 8}) {
-                const auto engine = world.join(mesh, d, piece);
-                Comm comm(d, mesh, engine.get());
+                typename std::decay_t<decltype(world)>::Engine engine(world, mesh, d, piece);
+                Comm comm(d, mesh, &engine);
                 check_all(comm);
             }
             return 0;
         }
-        const auto engine = world.join(mesh, d);
-        Comm comm(d, mesh, engine.get(), what.starts_with("clash"));
+        typename std::decay_t<decltype(world)>::Engine engine(world, mesh, d);
+        Comm comm(d, mesh, &engine, what.starts_with("clash"));
         const Filled<float> x(5, [](long) { return 1.f; });
         comm.await(comm.sum(data_axis, x.v(), {"test"}));
         const bool odd = world.rank == 2;
         if (what == "throw at once" && odd) fail("rank 2: the disk is full");
+        if (what == "abort" && odd) comm.abort("rank 2: the disk is full");
         if (what == "throw, all") fail("rank ", world.rank, ": the disk is full");
         if (what == "end" && odd) return 0;
         Pending p = comm.sum(data_axis, x.v(), {"test"});
@@ -321,6 +322,7 @@ TEST_CASE("C19: under mpirun a rank that throws, ends early or is killed ends th
     };
     CHECK(one_line("throw at once") == thrown);
     CHECK(one_line("throw amid a call") == thrown);
+    CHECK(one_line("abort") == thrown);
     CHECK(one_line("throw, all") == "error: rank 0: the disk is full\n");
     CHECK(one_line("kill") == "");
     CHECK(contains(one_line("end"), "error: rank 2 has ended, but is waited for at " + at));
