@@ -273,7 +273,8 @@ fuzz: $(FUZZERS)
 	    else failed=$$((failed + 1)); grep -E 'ERROR|error|terminat|what|crash-' build/fuzz/$$name.log | head; fi; \
 	done; rm -rf build/fuzz/tmp; echo "$$passed passed, $$failed failed"; [ $$failed -eq 0 ] && [ $$passed -gt 0 ]
 
-# 50 kills at random moments of a run that saves after every step; `make test` does five of them.
+# 50 kills at random moments of a run that saves after every step: one rank, two threads, one of two processes; `make test`
+# does five of each.
 kill-test:
 	@BT_KILLS=50 $(MAKE) --no-print-directory test SUITE=resume TEST_ARGS='-tc=C6*'
 	@grep -h 'kills, seed' $(BUILD)/test_host.log

@@ -3,7 +3,6 @@
 #include "program.h"
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 
 namespace {
@@ -37,8 +36,6 @@ struct Lab : TempFolder {
         return all;
     }
 };
-
-bool with_mpi() { return mpirun_there() && contains(run(TempFolder().path, {"doctor"}).out, "\nMPI          on"); }
 
 size_t errors(const Result& r) { return count("\n" + r.err, "\ntrain_gpt: "); }
 
@@ -123,13 +120,7 @@ TEST_CASE("C19: one process killed ends the job within 10 s") {
     const Lab lab;
     Child child(lab.path, lab.flags("run") + Words{"--steps", "1000000"}, mpirun(3));
     REQUIRE(child.wait_for([&] { return lab.log("run").size() >= 2; }));
-    std::set<pid_t> ranks;                             // children of mpirun
-    for (const auto& e : fs::directory_iterator("/proc")) {
-        std::ifstream stat(e.path() / "stat");
-        std::string pid, name, state;
-        pid_t parent = 0;
-        if (stat >> pid >> name >> state >> parent && parent == child.pid()) ranks.insert(std::stoi(pid));
-    }
+    const std::set<pid_t> ranks = child.children();
     REQUIRE(ranks.size() == 3);
     ::kill(*std::next(ranks.begin()), SIGKILL);
     const auto begin = std::chrono::steady_clock::now();

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
+#include <set>
 #include <stdexcept>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -62,7 +63,17 @@ public:
     Child(const Child&) = delete;
 
     void kill(int signal) const { ::kill(pid_, signal); }
-    pid_t pid() const { return pid_; }
+    // The processes that it started, such as the ranks of mpirun.
+    std::set<pid_t> children() const {
+        std::set<pid_t> found;
+        for (const auto& e : fs::directory_iterator("/proc")) {
+            std::ifstream stat(e.path() / "stat");
+            std::string pid, name, state;
+            pid_t parent = 0;
+            if (stat >> pid >> name >> state >> parent && parent == pid_) found.insert(std::stoi(pid));
+        }
+        return found;
+    }
     bool running() {
         if (pid_ > 0 && wait4(pid_, &status_, WNOHANG, &used_) == pid_) pid_ = 0;
         return pid_ > 0;
@@ -113,10 +124,10 @@ inline Words mpirun(int ranks) {
     setenv("ASAN_OPTIONS", "detect_leaks=0", 0);
     return {"mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", std::to_string(ranks)};
 }
-inline bool mpirun_there() {
+inline bool with_mpi() {
     const bool there = std::system("command -v mpirun > /dev/null") == 0;
     if (!there) MESSAGE("skipped: there is no mpirun");
-    return there;
+    return there && contains(run(TempFolder().path, {"doctor"}).out, "\nMPI          on");
 }
 
 }  // namespace baretrain::test

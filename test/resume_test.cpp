@@ -107,12 +107,12 @@ struct Lab : TempFolder {
 };
 
 // Runs of 20 steps that save after each of them, killed at random. Each kill is followed twice: by the run itself, which is
-// killed again, and by a copy of it, which goes on to the end.
-struct Way { std::string name; Words flags; };
+// killed again, and by a copy of it, which goes on to the end. With a launcher one of its processes is killed.
+struct Way { std::string name; Words flags, launcher = {}; };
 void kill_at_random(const Way& way) {
     const Lab lab(470);
     const Words saving = Words{"--save-every", "1"} + way.flags;
-    const Result straight = lab.train("straight", saving);
+    const Result straight = run(lab.path, tiny() + saving + Words{"--out", "straight"}, way.launcher);
     CAPTURE(straight.err);
     REQUIRE(straight.code == 0);
     const Words again = tiny() + saving + Words{"--resume", "auto", "--out"};
@@ -126,13 +126,17 @@ void kill_at_random(const Way& way) {
         const long delay = long(1e6 * straight.seconds / (i % 2 ? 1 : 4) * double(random()) / 4294967296.0);
         CAPTURE(i);
         CAPTURE(delay);                                // microseconds
-        Child child(lab.path, again + Words{"run"});
+        Child child(lab.path, again + Words{"run"}, way.launcher);
         if (i % 2 == 0) child.wait_for([&] { return marked(lab / "run") != before; });   // so that there is something to lose
         std::this_thread::sleep_for(std::chrono::microseconds(delay));
-        child.kill(SIGKILL);
+        const std::set<pid_t> ranks = child.children();
+        if (way.launcher.empty()) child.kill(SIGKILL);
+        else if (!ranks.empty()) ::kill(*std::next(ranks.begin(), long(random() % ranks.size())), SIGKILL);
+        const auto begin = std::chrono::steady_clock::now();
         const Result r = child.wait();
         CAPTURE(r.err);
-        CHECK((r.code == 0 || r.code == 1000 + SIGKILL));
+        if (way.launcher.empty()) CHECK((r.code == 0 || r.code == 1000 + SIGKILL));
+        else if (!ranks.empty()) CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
         const std::set<std::string> after = marked(lab / "run");
         for (const std::string& folder : before) CHECK(after.count(folder) == 1);
         if (fs::exists(lab.path / "run"))
@@ -140,7 +144,7 @@ void kill_at_random(const Way& way) {
                 cut_saves += contains(entry.path().filename(), "step-") && !fs::exists(entry.path() / "state/complete");
         fs::remove_all(lab.path / "copy");
         if (fs::exists(lab.path / "run")) fs::copy(lab.path / "run", lab.path / "copy", fs::copy_options::recursive);
-        const Result end = run(lab.path, again + Words{"copy"});
+        const Result end = run(lab.path, again + Words{"copy"}, way.launcher);
         CAPTURE(end.err);
         CHECK(end.code == 0);
         if (!after.empty()) CHECK(contains(end.out, "resumed from copy/" + *after.rbegin()));
@@ -204,6 +208,11 @@ TEST_CASE("C6: killed at any moment with a save after every step: nothing marked
 
 TEST_CASE("C6: two ranks of one process that share state and weights, killed at any moment, lose nothing marked either") {
     kill_at_random({"two ranks", {"--ranks", "2", "--shard", "fsdp", "--batch", "1"}});
+}
+
+TEST_CASE("C6: one of two processes, killed at any moment, ends the other, and nothing marked is lost") {
+    if (!with_mpi()) return;
+    kill_at_random({"a process of two", {"--shard", "fsdp", "--batch", "1"}, mpirun(2)});
 }
 
 // Whatever tensors have the same names and shapes: another model must not go on with this one's weights.
