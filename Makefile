@@ -210,7 +210,7 @@ tsan-ranks:
 	    SUITE='$(or $(SUITE),$(RANK_SUITES))' test
 # Every layout (test/layouts.h), of which `make test` takes a part.
 matrix:
-	@BT_MATRIX=all $(MAKE) --no-print-directory test SUITE='zero fsdp' && grep -h 'matrix:' $(BUILD)/test_kernels.log
+	@BT_MATRIX=all $(MAKE) --no-print-directory test SUITE='zero fsdp resharded' && grep -h 'matrix:' $(BUILD)/test_kernels.log
 tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
 	$(call run,$< test/simt_race.sh)
 

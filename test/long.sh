@@ -14,19 +14,22 @@ parts() {
 tsan 5 make tsan
 clang 6 make clang
 fuzz 8 make fuzz
-mutants-1 4 test/mutants.sh --group 1/6
+mutants-1 8 test/mutants.sh --group 1/9
 copytest 4 make copytest
-mutants-2 4 test/mutants.sh --group 2/6
+mutants-2 8 test/mutants.sh --group 2/9
 tsan-ranks 12 make tsan-ranks
 matrix 4 make matrix
 kill 6 make kill-test
 docs 3 make docs-check
 lessons 6 lessons/exercise.sh --check
-mutants-3 4 test/mutants.sh --group 3/6
+mutants-3 8 test/mutants.sh --group 3/9
 checked 18 make DEBUG=1 test
-mutants-4 4 test/mutants.sh --group 4/6
-mutants-5 4 test/mutants.sh --group 5/6
-mutants-6 4 test/mutants.sh --group 6/6
+mutants-4 8 test/mutants.sh --group 4/9
+mutants-5 8 test/mutants.sh --group 5/9
+mutants-6 8 test/mutants.sh --group 6/9
+mutants-7 8 test/mutants.sh --group 7/9
+mutants-8 8 test/mutants.sh --group 8/9
+mutants-9 8 test/mutants.sh --group 9/9
 END
 }
 count=$(parts | wc -l) passed=0 failed=0 skipped=0 left_out=''
