@@ -102,6 +102,7 @@ OPENMP       :=#          its barriers are unknown to ThreadSanitizer, and so ar
 MPI          :=
 MPI_LIBS     :=
 KERNEL_FLAGS := $(BASE) -O1 -g $(SANITIZE) $(HAVE)
+SIMT_FLAGS   := $(BASE) -O1 -g $(SANITIZE) -DBT_SIMT $(HAVE)
 HOST_FLAGS   := $(BASE) -O1 -g $(SANITIZE)
 else
 KERNEL_FLAGS := $(BASE) -O3 $(NATIVE) $(OPENMP) $(FP) $(HAVE)
