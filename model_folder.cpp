@@ -96,37 +96,75 @@ struct Stored {
     long piece = -1;                                   // the first of its elements in the whole; -1: it is whole
     long first() const { return std::max(piece, 0L); }
     long count() const { return long(info->bytes() / dtype_bytes(info->dtype)); }
+    bool rectangle() const { return piece >= 0 && info->shape.size() == 2 && count() > 0; }
+    long rows() const { return rectangle() ? info->shape[0] : 1; }
+    long columns() const { return rectangle() ? info->shape[1] : count(); }
 };
 
-// Why the pieces, in their order, are not the tensor that is wanted, or nothing.
-std::string wrong_with(const std::vector<Stored>& pieces, const TensorTarget& t, Types types) {
-    long at = 0, count = 1;
+long count_of(const TensorTarget& t) {
+    long count = 1;
     for (const long extent : t.shape) count *= extent;
+    return count;
+}
+long columns_of(const TensorTarget& t) { return t.shape.empty() ? 1 : std::max(t.shape.back(), 1L); }
+
+bool fits(const Stored& s, const TensorTarget& t) {
+    if (s.piece < 0) return s.info->shape == t.shape;
+    if (!s.rectangle()) return s.info->shape.size() == 1;
+    const long C = columns_of(t);
+    return s.columns() <= C - s.first() % C && s.rows() <= count_of(t) / C - s.first() / C;
+}
+
+// Why the pieces are not the tensor that is wanted, or nothing.
+std::string wrong_with(const std::vector<Stored>& pieces, const TensorTarget& t, Types types) {
+    std::vector<std::pair<long, long>> runs;           // where they begin and end in the whole
     for (const Stored& s : pieces) {
-        const bool fits = s.piece < 0 ? s.info->shape == t.shape : s.info->shape.size() == 1;
-        if (!fits || !conversion(s.info->dtype, t.dtype, types))
+        if (!fits(s, t) || !conversion(s.info->dtype, t.dtype, types))
             return s.info->name + " is " + describe(s.info->dtype, s.info->shape) + ", expected " +
                    (s.piece < 0 ? "" : "a piece of ") + describe(t.dtype, t.shape);
-        if (s.first() > at) return format("%s lacks element %ld", t.name.c_str(), at);
-        if (s.first() < at) return format("%s has element %ld twice", t.name.c_str(), s.first());
-        at += s.count();
+        for (long i = 0, first = s.first(); i < s.rows(); ++i, first += columns_of(t))
+            runs.push_back({first, first + s.columns()});
+    }
+    std::sort(runs.begin(), runs.end());
+    const long count = count_of(t);
+    long at = 0;
+    for (const auto& [first, end] : runs) {
+        if (first > at) return format("%s lacks element %ld", t.name.c_str(), at);
+        if (first < at) return format("%s has element %ld twice", t.name.c_str(), first);
+        at = end;
     }
     return at == count ? "" : format("%s has %ld elements in its pieces, expected %ld", t.name.c_str(), at, count);
 }
 
-// What is wanted of a tensor, and nothing else of it; the bytes are overwritten.
+// What is wanted of a tensor, and nothing else of it; the bytes are overwritten. Of a rectangle, about a megabyte of
+// rows is read at once.
 void read_wanted(const std::vector<Stored>& pieces, const TensorTarget& t, std::vector<char>& bytes, Types types) {
-    const TensorInfo& last = *pieces.back().info;
-    const size_t width = dtype_bytes(last.dtype), widest = std::max(width, dtype_bytes(t.dtype));
-    const long end = t.count < 0 ? pieces.back().first() + pieces.back().count() : t.first + t.count;
+    const std::string& dtype = pieces[0].info->dtype;
+    const size_t width = dtype_bytes(dtype), widest = std::max(width, dtype_bytes(t.dtype));
+    const long C = columns_of(t), end = t.count < 0 ? count_of(t) : t.first + t.count;
     bytes.resize(std::max(bytes.size(), size_t(end - t.first) * widest));
+    const auto take = [&](long first, long count, auto copy) {           // copy(to, bytes to skip, bytes)
+        const long from = std::max(first, t.first), n = std::min(first + count, end) - from;
+        if (n > 0) copy(bytes.data() + size_t(from - t.first) * width, size_t(from - first) * width, size_t(n) * width);
+    };
+    std::vector<char> rows;
     for (const Stored& s : pieces) {
-        const long from = std::max(s.first(), t.first), to = std::min(s.first() + s.count(), end);
-        if (from < to)
-            s.file->read(*s.info, bytes.data() + size_t(from - t.first) * width, size_t(from - s.first()) * width,
-                         size_t(to - from) * width);
+        if (!s.rectangle()) {
+            take(s.first(), s.count(), [&](char* to, size_t skip, size_t n) { s.file->read(*s.info, to, skip, n); });
+            continue;
+        }
+        const size_t row = size_t(s.columns()) * width, at_once = (1 << 20) / row + 1;
+        const long top = s.first() / C, low = std::max(t.first / C - top, 0L),
+                   high = std::min((end - 1) / C + 1 - top, s.rows());
+        rows.resize(at_once * row);
+        for (long i = low; i < high; ++i) {
+            const size_t in = size_t(i - low) % at_once;
+            if (in == 0) s.file->read(*s.info, rows.data(), size_t(i) * row, std::min(at_once, size_t(high - i)) * row);
+            take(s.first() + i * C, s.columns(),
+                 [&](char* to, size_t skip, size_t n) { std::memcpy(to, rows.data() + in * row + skip, n); });
+        }
     }
-    conversion(last.dtype, t.dtype, types)(bytes.data(), size_t(end - t.first));
+    conversion(dtype, t.dtype, types)(bytes.data(), size_t(end - t.first));
 }
 
 // `where` is the path to name in errors.
@@ -139,8 +177,6 @@ void load(const std::string& where, const std::vector<Stored>& stored, const std
     for (const Stored& s : stored)
         if (!wanted.count(s.name) || (s.piece < 0 && pieces.count(s.name))) extra.add(s.info->name);
         else pieces[s.name].push_back(s);
-    for (auto& [name, list] : pieces)
-        std::sort(list.begin(), list.end(), [](const Stored& a, const Stored& b) { return a.first() < b.first(); });
     for (const TensorTarget& t : targets)
         if (!pieces.count(t.name)) missing.add(t.name);
         else if (const std::string wrong = wrong_with(pieces.at(t.name), t, types); !wrong.empty()) other.add(wrong);

@@ -17,7 +17,8 @@ struct TensorTarget {
 };
 
 // Every target must be there with its dtype and shape, and nothing else; that is checked before anything is stored. A
-// tensor may lie in pieces, in any of the files: m.w@40, of shape (8), holds elements 40 to 47 of m.w.
+// tensor may lie in pieces, in any of the files: m.w@40, of shape (8), holds elements 40 to 47 of m.w; of shape (3, 8),
+// a rectangle: 40 to 47, within one row, and what stands below them in the next two rows.
 void load_tensors(const std::vector<std::string>& paths, const std::vector<TensorTarget>& targets);
 std::string piece_name(const std::string& tensor, long first);
 

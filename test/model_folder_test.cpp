@@ -141,6 +141,114 @@ TEST_CASE("pieces that leave a gap, overlap, end too early or late, or are of an
     CHECK(w == "abcde");
 }
 
+// A tensor of bytes, and the pieces in which `ranks` hold it, each with its columns of each of `bands` equal parts: a
+// rectangle, and what `ragged` elements less at both ends leave of the first and last row.
+struct Banded {
+    long R, C;
+    std::string all;
+    Banded(long R, long C) : R(R), C(C) {
+        for (long e = 0; e < R * C; ++e) all += char(e * 7 + e / 251);
+    }
+    TensorSource piece(long first, long rows, long columns, bool flat) const {
+        std::string bytes;
+        for (long i = 0; i < rows; ++i) bytes += all.substr(size_t(first + i * C), size_t(columns));
+        return source(piece_name("w", first), "U8", flat ? std::vector{rows * columns} : std::vector{rows, columns}, bytes);
+    }
+    std::vector<TensorSource> band(long column, long columns, long ragged) const {
+        if (ragged == 0) return {piece(column, R, columns, false)};
+        return {piece((R - 1) * C + column + columns - ragged, 1, ragged, true), piece(column, 1, ragged, true),
+                piece(C + column, R - 2, columns, false), piece(column + ragged, 1, columns - ragged, true),
+                piece((R - 1) * C + column, 1, columns - ragged, true)};
+    }
+    std::string read(const std::vector<std::string>& files, long first, long count) const {
+        std::string w(size_t(count), '?');
+        TensorTarget t = target("w", "U8", {R, C}, &w);
+        t.first = first, t.count = count;
+        load_tensors(files, {t});
+        return w;
+    }
+    void check_spans(const std::vector<std::string>& files) const {
+        for (long first = 0; first <= R * C; ++first)
+            for (long count = 0; first + count <= R * C; ++count)
+                if (read(files, first, count) != all.substr(size_t(first), size_t(count)))
+                    FAIL("elements " << first << " and " << count << " more");
+    }
+};
+
+TEST_CASE("a tensor is put together from bands of its columns, of any widths, with ends of rows beside them") {
+    const TempFolder temp;
+    const std::vector<std::string> files = {temp / "1", temp / "2", temp / "3"};
+    const Banded w(5, 7);
+    for (const std::vector<long>& widths : {std::vector<long>{7}, {3, 4}, {2, 2, 3}, {4, 1, 2}, {1, 1, 1, 1, 1, 1, 1}})
+        for (long ragged = 0; ragged < 2; ++ragged) {
+            std::vector<std::vector<TensorSource>> in(files.size());
+            long column = 0;
+            size_t dealt = 0;
+            for (const long columns : widths) {
+                const bool ends = ragged && columns > 1;
+                for (const TensorSource& s : w.band(column, columns, ends)) in[++dealt * 2 % 3].push_back(s);
+                column += columns;
+            }
+            for (size_t f = 0; f < files.size(); ++f) write_safetensors(files[f], in[f], {});
+            w.check_spans(files);
+            w.check_spans({files[2], files[0], files[1]});
+        }
+    write_safetensors(files[0], {w.piece(8, 2, 3, false), w.piece(18, 1, 3, true)}, {});   // in the middle of flat ones
+    write_safetensors(files[1], {w.piece(21, 1, 14, true), w.piece(0, 1, 8, true), w.piece(11, 1, 4, true)}, {});
+    w.check_spans({files[0], files[1]});
+}
+
+TEST_CASE("what two and four ranks hold of a matrix of queries, keys and values is read whole and by row") {
+    const TempFolder temp;
+    const Banded w(6, 24);
+    for (const long ranks : {2, 4}) {
+        std::vector<std::string> files;
+        for (long r = ranks - 1; r >= 0; --r) {
+            std::vector<TensorSource> list;
+            const long columns = 8 / ranks;
+            for (const long third : {2, 0, 1})
+                for (const TensorSource& s : w.band(third * 8 + r * columns, columns, r % 2)) list.push_back(s);
+            files.push_back(temp / std::to_string(r));
+            write_safetensors(files.back(), list, {});
+        }
+        CHECK(w.read(files, 0, 144) == w.all);
+        for (long first = 0; first < 144; first += 5)
+            for (long count = 1; first + count <= 144; count += 7)
+                CHECK(w.read(files, first, count) == w.all.substr(size_t(first), size_t(count)));
+    }
+    const Banded tall(400000, 7);                      // a rectangle of more than a megabyte
+    write_safetensors(temp / "tall", {tall.piece(0, 400000, 3, false), tall.piece(3, 400000, 4, false)}, {});
+    CHECK(tall.read({temp / "tall"}, 0, 2800000) == tall.all);
+    CHECK(tall.read({temp / "tall"}, 11, 2799987) == tall.all.substr(11, 2799987));
+}
+
+TEST_CASE("rectangles that overlap, leave a hole, are too wide or reach past the end are one line") {
+    const TempFolder temp;
+    const Banded w(3, 4);
+    const auto error = [&](const std::vector<TensorSource>& pieces) {
+        write_safetensors(temp / "1", pieces, {});
+        const std::string line = error_of([&] { w.read({temp / "1"}, 0, 12); });
+        const std::string head = temp / "1: not the tensors that this model needs; different: ";
+        return line.starts_with(head) ? line.substr(head.size()) : line;
+    };
+    const auto shaped = [](const std::string& name, std::vector<long> shape) {
+        return source(name, "U8", shape, std::string(size_t(shape[0] * shape[1]), '?'));
+    };
+    const TensorSource left = w.piece(0, 3, 2, false), right = w.piece(2, 3, 2, false);
+    CHECK(error({left, right}) == "");
+    CHECK(error({left, w.piece(1, 3, 3, false)}) == "w has element 1 twice");
+    CHECK(error({left, right, w.piece(7, 1, 1, true)}) == "w has element 7 twice");
+    CHECK(error({left, w.piece(3, 3, 1, false)}) == "w lacks element 2");
+    CHECK(error({left, w.piece(2, 1, 2, false), w.piece(10, 1, 2, false)}) == "w lacks element 6");
+    CHECK(error({left, w.piece(2, 2, 2, false)}) == "w has 10 elements in its pieces, expected 12");
+    for (const auto& [name, shape] : std::vector<std::pair<std::string, std::vector<long>>>{
+             {"w@2", {3, 3}}, {"w@4", {2, 5}}, {"w@6", {3, 2}}, {"w@2", {4, 2}}, {"w@12", {1, 1}}, {"w@2", {3, 0}},
+             {"w@2", {0, 2}}, {"w@999999999999999999", {1, 1}}})
+        CHECK(error({left, shaped(name, shape)}) == format("%s is U8 (%ld, %ld), expected a piece of U8 (3, 4)",
+                                                           name.c_str(), shape[0], shape[1]));
+    CHECK(contains(error({left, source("w@2", "U8", {1, 3, 2}, "??????")}), "w@2 is U8 (1, 3, 2), expected a piece"));
+}
+
 TEST_CASE("a model in shards is loaded by its index, which must tell the truth") {
     const TempFolder temp;
     const std::string folder = temp.path.string(), one = folder + "/model-00001-of-00002.safetensors",

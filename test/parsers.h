@@ -104,17 +104,17 @@ inline Parser checkpoint_parser(const std::string& name, const std::string& file
 inline Parser trainer_parser() { return checkpoint_parser("trainer", "state/trainer.json"); }
 inline Parser mark_parser() { return checkpoint_parser("mark", "state/complete"); }
 
-// Tensors in pieces, of which another file holds one; what is wanted lies across them.
+// Tensors in pieces, of which another file holds one and one is a rectangle; what is wanted lies across them.
 inline Parser pieces_parser() {
     const std::string path = folder_of_parsers() + "/pieces", other = folder_of_parsers() + "/other-pieces";
-    write_safetensors(path, {source("m.w@0", {3}, "aaaabbbbcccc"), source("m.w@5", {1}, "ffff"),
-                             source("v.w", {3, 2}, std::string(24, 'v'))}, {});
-    write_safetensors(other, {source("m.w@3", {2}, "ddddeeee")}, {});
+    write_safetensors(path, {source("m.w@1", {2, 1}, "bbbbdddd"), source("m.w@4", {4}, "eeeeffffgggghhhh"),
+                             source("m.w@0", {1}, "aaaa"), source("v.w", {3, 2}, std::string(24, 'v'))}, {});
+    write_safetensors(other, {source("m.w@2", {1}, "cccc")}, {});
     return {"pieces", {get(path)}, [=](const std::string& bytes) {
         put(path, bytes);
         std::string read(16, '?');
         const auto store = [&](const void* from) { std::memcpy(read.data(), from, read.size()); };
-        load_tensors({path, other}, {{"m.w", "F32", {3, 2}, store, 2}, {"v.w", "F32", {3, 2}, store, 1, 4}});
+        load_tensors({path, other}, {{"m.w", "F32", {4, 2}, store, 2, 4}, {"v.w", "F32", {3, 2}, store, 1, 4}});
     }};
 }
 
