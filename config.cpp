@@ -178,11 +178,31 @@ void resolve_shape(Config& c, const Values& values, const ModelShape& start) {
     if ((c.command == "train" || c.command == "plan") && c.tokenizer == "byte") set_vocab(c, 257);
 }
 
+// Each rank of --tp has whole heads and hidden units, and some ids.
+void check_tp(const Config& c) {
+    const ModelShape& s = c.shape;
+    const auto fits = [&](long t) {
+        const long ids = (s.vocab + t - 1) / t;        // of each rank but the last; vocab 0: not known yet
+        return s.heads % t == 0 && s.kv_heads % t == 0 && s.ffn % t == 0 && (s.vocab == 0 || (t - 1) * ids < s.vocab);
+    };
+    std::vector<std::string> good;
+    for (long t = 1; t <= s.kv_heads; ++t)
+        if (fits(t)) good.push_back(std::to_string(t));
+    if (!fits(c.tp))
+        fail("--tp ", c.tp, ": does not divide ", s.heads, " heads, ", s.kv_heads, " key-value heads and ", s.ffn,
+             " hidden units, or leaves a rank without one of ", s.vocab, " ids; these do: ", joined(good));
+    if (c.ranks % c.tp != 0)
+        fail("--tp ", c.tp, ": does not divide --ranks ", c.ranks, "; take --ranks ", (c.ranks / c.tp + 1) * c.tp);
+    if (c.sp && c.batch * c.seq % c.tp != 0)
+        fail("--sp: --batch ", c.batch, " x --seq ", c.seq, " rows do not divide by --tp ", c.tp);
+}
+
 void check_layout(const Config& c) {
-    if (c.shard == "none" && c.replicate != 1 && c.replicate != c.ranks)
-        fail("--replicate ", c.replicate, ": without --shard each of the ", c.ranks, " ranks is a replica");
-    if (c.ranks % c.replicate != 0)
-        fail("--replicate ", c.replicate, ": does not divide --ranks ", c.ranks);
+    const std::string all = c.tp > 1 ? concat(c.ranks, " / --tp ", c.tp) : std::to_string(c.ranks);
+    if (c.shard == "none" && c.replicate != 1 && c.replicate != c.dp())
+        fail("--replicate ", c.replicate, ": without --shard each of the ", all, " ranks is a replica");
+    if (c.dp() % c.replicate != 0)
+        fail("--replicate ", c.replicate, ": does not divide --ranks ", all);
     if (c.gather_dtype == "same" || c.gather_dtype == c.dtype) return;
     if (c.dtype == "bf16") fail("--gather-dtype ", c.gather_dtype, ": wider than the weights of --dtype bf16");
     if (c.shard != "fsdp")
@@ -196,17 +216,18 @@ void resolve_run(Config& c, const Values& values) {
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
     if (c.min_lr > c.lr) fail("--min-lr ", value_text(c.min_lr), " is larger than --lr ", value_text(c.lr));
+    check_tp(c);
     check_layout(c);
     const long window = c.batch * c.seq;               // a row is an int on the device
     if (window > INT_MAX)
         fail("--batch ", c.batch, " x --seq ", c.seq, ": ", window, " tokens at once, at most ", INT_MAX,
              "; take a smaller --batch");
-    const long least = window * c.ranks;
+    const long least = window * c.dp();
     if (!values.count("tokens-per-step")) c.tokens_per_step = least;
     if (c.tokens_per_step % least != 0)
         fail("--tokens-per-step ", c.tokens_per_step, " is not a multiple of --batch ", c.batch, " x --seq ", c.seq,
-             c.ranks > 1 ? concat(" x --ranks ", c.ranks) : "", "; the next is ",
-             (c.tokens_per_step / least + 1) * least);
+             c.ranks > 1 ? concat(" x --ranks ", c.ranks) : "", c.tp > 1 ? concat(" / --tp ", c.tp) : "",
+             "; the next is ", (c.tokens_per_step / least + 1) * least);
     const double part = number_in(c.val).value_or(0);  // else a path
     if (c.val.empty() || !(part >= 0 && part < 1))
         fail("--val ", c.val, ": expected a path, a fraction between 0 and 1, or 0 for no validation");

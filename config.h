@@ -40,6 +40,8 @@ struct Config {
     long seed = 1337;
 
     long ranks = 1;                                    // of the whole run
+    long tp = 1;                                       // of them, that split each matrix
+    bool sp = false;                                   // and the rows between the matrices
     std::string shard = "none";                        // none, zero1, zero2, fsdp
     long replicate = 1;                                // copies of what is sharded; none: each rank is one
     long prefetch = 1;                                 // fsdp: units gathered ahead
@@ -71,6 +73,8 @@ struct Config {
 
     std::map<std::string, std::string> origin;         // key -> "default", "flag", "recipe.toml:12", "gpt2-124m" ...
     bool given(const std::string& key) const;          // by flag or recipe
+    long dp() const { return ranks / tp; }             // ranks, or groups of them, with data of their own
+    long micro_batches() const { return tokens_per_step / (batch * seq * dp()); }
 };
 
 struct Usage : Error {                                 // exit code 2

@@ -19,6 +19,7 @@ template <class T>
 void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T> hidden, const RowViews& rows,
            const std::vector<KvCache<T>>& caches = {}) {
     Scratch s(c.scratch);
+    require(!c.sp, "infer: every rank of tp has all rows");
     const auto acts = BlockActs<T>::take(s, c.shape, hidden.rows);
     View<T> x = s.take<T>(hidden.rows, hidden.cols);
     embed_forward(c, x, *ends, rows);
@@ -33,7 +34,8 @@ void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T>
 // ---- evaluation -----------------------------------------------------------------------------------------------------
 // Sum of the log-probabilities of the trained targets.
 template <class T>
-double evaluate_rows(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Rows& m) {
+double evaluate_rows(const Context<T>& of, WeightStore<T>& weights, RowBuffers& buffers, const Rows& m) {
+    Context<T> c = of.with_all_rows();
     const long N = long(m.tokens.size());
     const RowViews rows = buffers.upload(c.device, m.tokens, m.targets, m.positions, m.documents);
     Scratch s(c.scratch);
@@ -109,8 +111,9 @@ inline int pick(const std::vector<double>& logits, const Sampling& how, double u
 // Writes text after a prompt; holds the caches. Memory comes from the context's arena and goes back with the generator.
 template <class T> class Generator {
 public:
-    Generator(Context<T>& c, WeightStore<T>& weights, long longest)   // longest: tokens of context that the caches hold
-        : c_(c), weights_(weights), longest_(longest), scratch_(c.scratch),
+    // longest: tokens of context that the caches hold.
+    Generator(const Context<T>& c, WeightStore<T>& weights, long longest)
+        : c_(c.with_all_rows()), weights_(weights), longest_(longest), scratch_(c.scratch),
           rows_(c.scratch, c.shape, longest, longest) {
         const long K = c.shape.kv_heads * c.shape.head_dim;
         for (long l = 0; l < c.shape.layers; ++l)
@@ -144,15 +147,15 @@ public:
 
         Scratch s(c_.scratch);
         const auto hidden = s.take<T>(N, c_.shape.dim);
-        const auto logits = s.take<Real<T>>(1, c_.shape.vocab);
         auto ends = weights_.gather(0);
+        const auto logits = s.take<Real<T>>(1, ends->head.w.rows);
         infer(c_, weights_, ends, hidden, rows, caches_);
         matmul<Real<T>, T>(c_.matmul, c_.device, logits, hidden.row_range(N - 1, 1), ends->head.w, {},
                            {.transpose_b = true});
         weights_.release(ends);
 
         std::vector<Real<T>> host(size_t(c_.shape.vocab));
-        copy_bytes(c_.device, host.data(), logits.data, host.size() * sizeof(Real<T>));
+        copy_bytes(c_.device, host.data(), gather_logits<T>(c_, s, logits).data, host.size() * sizeof(Real<T>));
         return {host.begin(), host.end()};
     }
 private:
@@ -161,7 +164,7 @@ private:
         context.erase(context.begin(), context.end() - std::max(1L, longest_ / 2));
         fed = 0;
     }
-    Context<T>& c_;
+    Context<T> c_;
     WeightStore<T>& weights_;
     long longest_;
     Scratch scratch_;
@@ -200,7 +203,7 @@ template <class T> struct Inference {
     Inference(Arena& arena, const Params& params, long longest)
         : params(params), device{.dry = arena.dry()}, matmul(device), alone(device), weights(arena, params, alone),
           rope(arena.take<Real<T>>(params.shape().rotary() ? longest : 0, params.shape().head_dim)),
-          context{device, matmul, arena, params.shape(), rope} {
+          context{device, matmul, arena, params.local(), rope, alone} {
         fill_rope(device, rope, rope_frequencies(params.shape()));
     }
     void load(const std::string& folder) {

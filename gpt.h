@@ -1,19 +1,16 @@
 // gpt.h - the model: one block forward, one block backward, and the two ends. It does not know how it is sharded.
-// Copy with: lease.h, linear.h, kernels/ (all of it) and what they name
+// Copy with: lease.h, tp.h, kernels/ (all of it) and what they name
 // It sees N rows: a token, a target and a position each, and where documents start. What a family lacks is an empty
 // view: no bias, no norm of q and k, no learned position, no rotation; a norm without bias is an RMSNorm; `up` twice as
-// wide as `act` is a SwiGLU. N rows, C channels, H heads and Hkv key-value heads of size D, F hidden units, V tokens.
+// wide as `act` is a SwiGLU. N rows, C channels, H heads and Hkv key-value heads of size D, F hidden units, V tokens:
+// heads, units and tokens of this rank. The residual stream has its n of the N rows; enter() and leave() (tp.h) lead to
+// all rows and back.
 // Read next: train_gpt.cu.
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/attention.h"
-#include "kernels/copy.h"
-#include "kernels/embed.h"
-#include "kernels/loss.h"
-#include "kernels/norm.h"
 #include "kernels/rope.h"
-#include "lease.h"
-#include "linear.h"
+#include "tp.h"
 
 namespace baretrain {
 
@@ -66,6 +63,12 @@ private:
 // and activation; all but the output of the block. The kernels and their inputs are the same, so the bits are too.
 enum class Recompute { none, selective, full };
 
+// Of a micro-batch, and of the residual stream.
+struct ActRows {
+    long all, mine;
+    ActRows(long all, long mine = 0) : all(all), mine(mine ? mine : all) {}
+};
+
 template <class T> struct BlockActs {
     View<T> norm1, qkv, att, mid, norm2, up, act, out;
     View<Real<T>> stats1, lse, stats2;
@@ -73,35 +76,35 @@ template <class T> struct BlockActs {
     View<Real<T>> stats_q, stats_k;
 
     // Memory for all of it.
-    template <class Memory> static BlockActs take(Memory& m, const ModelShape& s, long N) {
-        return take(m, s, N, Recompute::none, {});
+    template <class Memory> static BlockActs take(Memory& m, const ModelShape& s, ActRows rows) {
+        return take(m, s, rows, Recompute::none, {});
     }
     // Memory for what a block keeps; the rest lies in `shared`.
     template <class Memory>
-    static BlockActs take(Memory& m, const ModelShape& s, long N, Recompute how, const BlockActs& shared) {
+    static BlockActs take(Memory& m, const ModelShape& s, ActRows rows, Recompute how, const BlockActs& shared) {
         BlockActs a = shared;
-        if (how == Recompute::none) a.take_cheap(m, s, N);
-        if (how != Recompute::full) a.take_dear(m, s, N);
-        a.out = m.template take<T>(N, s.dim);
+        if (how == Recompute::none) a.take_cheap(m, s, rows.all);
+        if (how != Recompute::full) a.take_dear(m, s, rows);
+        a.out = m.template take<T>(rows.mine, s.dim);
         return a;
     }
     // Memory for what blocks share.
-    template <class Memory> static BlockActs take_shared(Memory& m, const ModelShape& s, long N, Recompute how) {
+    template <class Memory> static BlockActs take_shared(Memory& m, const ModelShape& s, ActRows rows, Recompute how) {
         BlockActs a;
-        if (how != Recompute::none) a.take_cheap(m, s, N);
-        if (how == Recompute::full) a.take_dear(m, s, N);
+        if (how != Recompute::none) a.take_cheap(m, s, rows.all);
+        if (how == Recompute::full) a.take_dear(m, s, rows);
         return a;
     }
 private:
     void take_cheap(auto& m, const ModelShape& s, long N) {
         norm1 = m.template take<T>(N, s.dim), norm2 = m.template take<T>(N, s.dim), act = m.template take<T>(N, s.ffn);
     }
-    void take_dear(auto& m, const ModelShape& s, long N) {
-        const long A = s.heads * s.head_dim, K = s.kv_heads * s.head_dim;
-        stats1 = m.template take<Real<T>>(N, 2), stats2 = m.template take<Real<T>>(N, 2);
+    void take_dear(auto& m, const ModelShape& s, ActRows rows) {
+        const long A = s.heads * s.head_dim, K = s.kv_heads * s.head_dim, N = rows.all, n = rows.mine;
+        stats1 = m.template take<Real<T>>(n, 2), stats2 = m.template take<Real<T>>(n, 2);
         qkv = m.template take<T>(N, A + 2 * K);
         att = m.template take<T>(N, A), lse = m.template take<Real<T>>(N, s.heads);
-        mid = m.template take<T>(N, s.dim);
+        mid = m.template take<T>(n, s.dim);
         up = m.template take<T>(N, s.gated() ? 2 * s.ffn : s.ffn);
         if (!s.qk_norm()) return;
         raw_q = m.template take<T>(N, A), stats_q = m.template take<Real<T>>(N, 2 * s.heads);
@@ -116,35 +119,6 @@ template <class T> struct KvCache {
 };
 
 // ---- operations on the context --------------------------------------------------------------------------------------
-// y: (N, C) and stats: (N, 2) are overwritten.
-template <class T>
-void norm_forward(Context<T>& c, View<T> y, View<Real<T>> stats, Input<T> x, const Norm<T>& n) {
-    norm_forward<T>(c.device, y, stats, x, NormWeights<T>{n.w, n.b, Real<T>(c.shape.norm_eps)});
-}
-
-// The weights of a layer, their gradients, and whether those are overwritten or added to.
-template <template <class> class Layer, class T> struct Learned {
-    const Layer<T>& w;
-    const Layer<Real<T>>& g;
-    Write write;
-};
-
-// dx: (N, G*C) is added to, unless it says otherwise; dy, x: (N, G*C). dx may be dy: the weights come first.
-template <class T>
-void norm_backward(Context<T>& c, std::type_identity_t<NormInputGrad<T>> dx, Input<T> dy, Input<T> x,
-                   Input<Real<T>> stats, Learned<Norm, T> n) {
-    Scratch s(c.scratch);
-    const auto parts = s.take<Real<T>>(2 * column_sum_parts(x.rows * (x.cols / n.w.w.cols)), n.w.w.cols);
-    norm_backward_weight<T>(c.device, NormGrads<T>{n.g.w, n.g.b, n.write}, dy, x, stats, parts);
-    norm_backward_input<T>(c.device, dx, dy, x, stats, NormWeights<T>{n.w.w, n.w.b, Real<T>(c.shape.norm_eps)});
-}
-
-// dx: (N, I) is overwritten. dy: (N, O), x: (N, I).
-template <class T> void linear_backward(Context<T>& c, View<T> dx, Input<T> dy, Input<T> x, Learned<Linear, T> l) {
-    linear_backward_weight(c, l.g, dy, x, l.write);
-    linear_backward_input(c, dx, dy, l.w);
-}
-
 // rope: (T, D), filled from a table made in double; nothing where it is empty.
 template <class R> void fill_rope(Device& d, View<R> rope, const std::vector<double>& frequencies) {
     if (rope.empty() || d.dry) return;
@@ -210,74 +184,71 @@ void attention_backward(Context<T>& c, View<T> dqkv, Input<T> datt, const BlockA
 }
 
 // ---- one block ------------------------------------------------------------------------------------------------------
-// x: (N, C), the residual stream; returns it after the block. Everything in `a` is overwritten.
+// x: (n, C), the residual stream; returns it after the block. Everything in `a` is overwritten.
 template <class T>
 View<T> block_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a, Input<T> x, const RowViews& rows,
                       const KvCache<T>* cache = nullptr) {
     Scratch s(c.scratch);
-    const auto branch = s.take<T>(x.rows, x.cols);
+    const auto branch = s.take<T>(a.qkv.rows, x.cols);
 
-    norm_forward(c, a.norm1, a.stats1, x, w.norm1);
+    enter(c, a.norm1, a.stats1, x, w.norm1);
     linear_forward(c, a.qkv, a.norm1, w.qkv);
     qk_norm_forward(c, w, a);
     rope(c, a.qkv, rows, Turn::forward);
     attention_forward(c, a, rows, cache);
-    linear_forward(c, branch, a.att, w.out);
-    residual<T>(c.device, a.mid, x, branch);
+    residual<T>(c.device, a.mid, x, leave(c, branch, a.att, w.out));
 
-    norm_forward(c, a.norm2, a.stats2, a.mid, w.norm2);
+    enter(c, a.norm2, a.stats2, a.mid, w.norm2);
     linear_forward(c, a.up, a.norm2, w.up);
     activation_forward<T>(c.device, a.act, a.up);
-    linear_forward(c, branch, a.act, w.down);
-    residual<T>(c.device, a.out, a.mid, branch);
+    residual<T>(c.device, a.out, a.mid, leave(c, branch, a.act, w.down));
     return a.out;
 }
 
-// Makes again what the forward pass did not keep. x: (N, C), the input of the block.
+// Makes again what the forward pass did not keep. x: (n, C), the input of the block.
 template <class T>
 void block_rebuild(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a, Input<T> x, const RowViews& rows,
                    Recompute how) {
     if (how == Recompute::full) block_forward(c, w, a, x, rows);
     if (how != Recompute::selective) return;
-    norm_forward(c, a.norm1, a.stats1, x, w.norm1);
-    norm_forward(c, a.norm2, a.stats2, a.mid, w.norm2);
+    enter(c, a.norm1, a.stats1, x, w.norm1);
+    enter(c, a.norm2, a.stats2, a.mid, w.norm2);
     activation_forward<T>(c.device, a.act, a.up);
 }
 
-// The same lines from the bottom up. dx: (N, C), the gradient after the block, becomes the gradient before it (of x).
+// The same lines from the bottom up. dx: (n, C), the gradient after the block, becomes the gradient before it (of x).
 template <class T>
 void block_backward(Context<T>& c, const Weights<T>& w, const Lease<Real<T>>& g, const BlockActs<T>& a, Input<T> x,
                     View<T> dx, const RowViews& rows) {
     Scratch s(c.scratch);
-    const auto dact = s.take<T>(x.rows, a.act.cols), dup = s.take<T>(x.rows, a.up.cols);
-    const auto dnorm = s.take<T>(x.rows, x.cols), datt = s.take<T>(x.rows, a.att.cols),
-               dqkv = s.take<T>(x.rows, a.qkv.cols);
+    const long N = a.qkv.rows;
+    const auto dact = s.take<T>(N, a.act.cols), dup = s.take<T>(N, a.up.cols);
+    const auto dnorm = s.take<T>(N, x.cols), datt = s.take<T>(N, a.att.cols), dqkv = s.take<T>(N, a.qkv.cols);
 
-    linear_backward(c, dact, dx, a.act, {w.down, g->down, g.write});
+    leave_backward(c, dact, dx, a.act, {w.down, g->down, g.write});
     activation_backward<T>(c.device, dup, dact, a.up);
     linear_backward(c, dnorm, dup, a.norm2, {w.up, g->up, g.write});
-    norm_backward(c, dx, dnorm, a.mid, a.stats2, {w.norm2, g->norm2, g.write});
+    enter_backward(c, dx, dnorm, a.mid, a.stats2, {w.norm2, g->norm2, g.write});
 
-    linear_backward(c, datt, dx, a.att, {w.out, g->out, g.write});
+    leave_backward(c, datt, dx, a.att, {w.out, g->out, g.write});
     attention_backward(c, dqkv, datt, a, rows);
     rope(c, dqkv, rows, Turn::backward);
     qk_norm_backward(c, w, g, a, dqkv);
     linear_backward(c, dnorm, dqkv, a.norm1, {w.qkv, g->qkv, g.write});
-    norm_backward(c, dx, dnorm, x, a.stats1, {w.norm1, g->norm1, g.write});
+    enter_backward(c, dx, dnorm, x, a.stats1, {w.norm1, g->norm1, g.write});
 }
 
 // ---- the two ends ---------------------------------------------------------------------------------------------------
+// x: (n, C), overwritten.
 template <class T> void embed_forward(Context<T>& c, View<T> x, const Weights<T>& w, const RowViews& rows) {
-    embed_forward<T>(c.device, x, rows.tokens, w.wte, rows.positions, w.wpe);
+    embed_forward(c, x, w, rows.tokens, rows.positions);
 }
 
-// The last to write to the ends: a tied wte already holds the gradient of the head.
+// The last to write to the ends: a tied wte already holds the gradient of the head. dx: (n, C).
 template <class T> void embed_backward(Context<T>& c, const Lease<Real<T>>& g, Input<T> dx, const RowViews& rows) {
     if (g.write == Write::over && !c.shape.tied) zero(c.device, g->wte);
-    embed_backward<T>(c.device, g->wte, dx, rows.by_token);
-    if (g->wpe.empty()) return;
-    if (g.write == Write::over) zero(c.device, g->wpe);
-    embed_backward<T>(c.device, g->wpe, dx, rows.by_position);
+    if (g.write == Write::over && !g->wpe.empty()) zero(c.device, g->wpe);
+    embed_backward(c, *g, dx, rows.by_token, rows.by_position);
 }
 
 // The head walks the rows in chunks, so that no (N, V) buffer exists. Rows of logits begin at multiples of 64 elements.
@@ -299,7 +270,7 @@ void head_logprobs(Context<T>& c, View<Real<T>> logprob, const Linear<T>& head, 
     for_each_logits<T>(c, head, x, [&](long first, long n, View<Real<T>> logits) {
         Scratch s(c.scratch);
         const auto lse = s.take<Real<T>>(1, n);
-        logprobs_forward<Real<T>>(c.device, logprob.col_range(first, n), lse, logits, targets.col_range(first, n));
+        vocabulary_logprobs<T>(c, logprob.col_range(first, n), lse, logits, targets.col_range(first, n), head.first);
     });
 }
 
@@ -312,7 +283,8 @@ template <class T> void head_backward(Context<T>& c, View<T> dx, View<Real<T>> l
         View<T> dlogits;
         if constexpr (std::is_same_v<T, Real<T>>) dlogits = logits;   // in place
         else dlogits = s.take<T>(n, logits.cols, logits.stride);
-        cross_entropy<T>(c.device, dlogits, logprob.col_range(first, n), logits, targets.col_range(first, n), weight);
+        const auto here = targets.col_range(first, n);
+        vocabulary_cross_entropy<T>(c, dlogits, logprob.col_range(first, n), logits, here, weight, head.w.first);
         linear_backward_input<T>(c, dx.row_range(first, n), dlogits, head.w);
         linear_backward_weight<T>(c, head.g, dlogits, x.row_range(first, n), first == 0 ? head.write : Write::add);
     });

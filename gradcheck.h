@@ -56,6 +56,7 @@ inline double worst_error(Device& d, V x, const std::vector<double>& gradient, c
 struct Bench {
     Device d;
     Matmul matmul{d};
+    Comm comm{d};
     Arena arena{size_t(8) << 20};
     std::vector<GradcheckRow> rows;
     uint64_t filled = 0;
@@ -93,7 +94,7 @@ struct Bench {
 inline void linear(Bench& b, bool transposed) {
     const long N = 5, I = 6, O = 7;
     const ModelShape shape{};
-    Context<double> c{b.d, b.matmul, b.arena, shape, {}};
+    Context<double> c{b.d, b.matmul, b.arena, shape, {}, b.comm};
     const V x = b.take(N, I), dx = b.take(N, I), y = b.take(N, O), u = b.take(N, O), bias = b.take(1, O),
             dbias = b.take(1, O);
     const V w = transposed ? b.take(I, O) : b.take(O, I), dw = transposed ? b.take(I, O) : b.take(O, I);
@@ -107,7 +108,7 @@ inline void linear(Bench& b, bool transposed) {
 inline void norm(Bench& b, bool layernorm) {
     const long N = 5, C = 9;
     const ModelShape shape{};
-    Context<double> c{b.d, b.matmul, b.arena, shape, {}};
+    Context<double> c{b.d, b.matmul, b.arena, shape, {}, b.comm};
     const V x = b.take(N, C), dx = b.take(N, C), y = b.take(N, C), u = b.take(N, C), stats = b.take(N, 2);
     const V w = b.take(1, C, 1), dw = b.take(1, C), bias = b.take(1, C), dbias = b.take(1, C);
     const Norm<double> n{w, layernorm ? bias : V()}, g{dw, layernorm ? dbias : V()};
@@ -121,7 +122,7 @@ inline void norm(Bench& b, bool layernorm) {
 inline void head_norm(Bench& b) {
     const long N = 3, D = 4, H = 2;
     const ModelShape shape{};
-    Context<double> c{b.d, b.matmul, b.arena, shape, {}};
+    Context<double> c{b.d, b.matmul, b.arena, shape, {}, b.comm};
     const V x = b.take(N, H * D), dx = b.take(N, H * D), y = b.take(N, H * D), u = b.take(N, H * D);
     const V stats = b.take(N, 2 * H), w = b.take(1, D, 1), dw = b.take(1, D);
     const Norm<double> n{w, {}}, g{dw, {}};

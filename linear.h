@@ -1,9 +1,11 @@
-// linear.h - the linear layer y = x w^T + b, and what every operation of the model needs: the context of its rank.
-// Copy with: params.h, kernels/matmul.h, kernels/reduce.h and what they name
+// linear.h - the linear layer y = x w^T + b, the norms, and the context of a rank that every operation needs.
+// Copy with: comm.h, params.h, kernels/matmul.h, kernels/norm.h, kernels/reduce.h and what they name
 // Weights are (out, in) as in Llama, or (in, out) as in GPT-2: matmul reads either, nothing is turned in memory.
 // The two halves of the backward pass are two functions: frozen weights need only the first, pipelines reorder them.
 #pragma once
+#include "comm.h"
 #include "kernels/matmul.h"
+#include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "params.h"
 
@@ -13,8 +15,23 @@ template <class T> struct Context {
     Device& device;
     Matmul& matmul;
     Arena& scratch;
-    const ModelShape& shape;
+    const ModelShape& shape;                           // with the heads and hidden units of this rank
     View<const Real<T>> rope;                          // (seq, D) cosines and sines; empty for learned positions
+    Comm& comm;
+    bool sp = false;                                   // the residual stream is split between the ranks of tp
+
+    Context with_all_rows() const {                    // for a forward pass of any number of rows
+        Context c = *this;
+        c.sp = false;
+        return c;
+    }
+};
+
+// The weights of a layer, their gradients, and whether those are overwritten or added to.
+template <template <class> class Layer, class T> struct Learned {
+    const Layer<T>& w;
+    const Layer<Real<T>>& g;
+    Write write;
 };
 
 // y: (N, O), overwritten. x: (N, I).
@@ -35,6 +52,29 @@ void linear_backward_weight(Context<T>& c, const Linear<Real<T>>& g, Input<T> dy
     if (g.b.empty()) return;
     Scratch s(c.scratch);
     column_sums<T>(c.device, g.b, dy, s.take<Real<T>>(column_sum_parts(dy.rows), dy.cols), write);
+}
+
+// dx: (N, I) is overwritten. dy: (N, O), x: (N, I).
+template <class T> void linear_backward(Context<T>& c, View<T> dx, Input<T> dy, Input<T> x, Learned<Linear, T> l) {
+    linear_backward_weight(c, l.g, dy, x, l.write);
+    linear_backward_input(c, dx, dy, l.w);
+}
+
+// ---- the norms ------------------------------------------------------------------------------------------------------
+// y: (N, C) and stats: (N, 2) are overwritten.
+template <class T>
+void norm_forward(Context<T>& c, View<T> y, View<Real<T>> stats, Input<T> x, const Norm<T>& n) {
+    norm_forward<T>(c.device, y, stats, x, NormWeights<T>{n.w, n.b, Real<T>(c.shape.norm_eps)});
+}
+
+// dx: (N, G*C) is added to, unless it says otherwise; dy, x: (N, G*C). dx may be dy: the weights come first.
+template <class T>
+void norm_backward(Context<T>& c, std::type_identity_t<NormInputGrad<T>> dx, Input<T> dy, Input<T> x,
+                   Input<Real<T>> stats, Learned<Norm, T> n) {
+    Scratch s(c.scratch);
+    const auto parts = s.take<Real<T>>(2 * column_sum_parts(x.rows * (x.cols / n.w.w.cols)), n.w.w.cols);
+    norm_backward_weight<T>(c.device, NormGrads<T>{n.g.w, n.g.b, n.write}, dy, x, stats, parts);
+    norm_backward_input<T>(c.device, dx, dy, x, stats, NormWeights<T>{n.w.w, n.w.b, Real<T>(c.shape.norm_eps)});
 }
 
 }  // namespace baretrain

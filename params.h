@@ -3,10 +3,13 @@
 // Memory, initialisation, weight decay, optimizer spans, checkpoint names and gradients are all derived from it. Names
 // and layouts are Hugging Face's own, so that files are copies. A unit is what is gathered and handed over at once:
 // unit 0 holds the two ends (embeddings, final norm, head), unit l + 1 holds block l. Each unit is one flat segment, as
-// long as a multiple of 64 elements for each of its shards.
+// long as a multiple of 64 elements for each of its shards. Tensor parallelism cuts tensors before they are laid out:
+// every rank of tp has a table of its own parts, and the same offsets.
 #pragma once
 #include "memory.h"
 #include "shape.h"
+#include <algorithm>
+#include <array>
 #include <vector>
 
 namespace baretrain {
@@ -26,32 +29,115 @@ enum class Place {
 struct Range {
     long first, count;
     Range both(const Range& o) const {                 // what lies in both; perhaps nothing
-        const long begin = std::max(first, o.first), end = std::min(first + count, o.first + o.count);
-        return {begin, std::max(0L, end - begin)};
+        const long last = first + count, begin = std::clamp(o.first, first, last);
+        return {begin, std::max(0L, std::min(last, o.first + o.count) - begin)};
     }
 };
+
+// Who of the ranks of tp has a tensor, and what their gradients are. In this order they lie in a unit.
+enum class Share {
+    heads,                                             // all have it, each for its heads: gradients are to be summed
+    rows,                                              // all have it, with --sp each for its rows: the same then
+    all,                                               // all have it, and the same gradient
+    outputs, inputs                                    // a part each: of the outputs or of the inputs of its layer
+};
+constexpr Share share_of(Place p) {
+    switch (p) {
+    case Place::q_norm: case Place::k_norm: return Share::heads;
+    case Place::wpe: case Place::out_b: case Place::down_b: return Share::all;
+    case Place::out_w: case Place::down_w: return Share::inputs;
+    case Place::wte: case Place::head: case Place::qkv_w: case Place::qkv_b: case Place::up_w: case Place::up_b:
+        return Share::outputs;
+    default: return Share::rows;
+    }
+}
+
+// One of the ranks that split each matrix.
+struct Slice { int ranks = 1, rank = 0; };
+
+// Where a rectangle of a tensor begins, in what this rank has and in the whole; `rows` times `cols` elements.
+struct Box { long mine, whole, rows, cols; };
 
 struct Param {
     std::string name;                                  // Hugging Face's
     int unit;
     Place place;
-    long rows, cols;                                   // as stored; a vector is (1, n)
+    long rows, cols;                                   // that this rank has; a vector is (1, n)
     bool transposed;                                   // a linear weight stored (in, out), as GPT-2 does
     bool joined;   // follows the tensor before it without a gap: one matrix for matmul
     double mean, std;                                  // initialisation
+    int stacked = 1;                                   // equal parts beside each other, each cut by itself
+    long whole_rows = rows, whole_cols = cols;         // as stored in files
+    long first_row = 0;                                // of the whole, of those that this rank has
+    std::vector<Range> columns = {{0, cols}};
+    long room = rows * cols;                           // elements in the unit: no rank has more
     long offset = 0;                                   // of its first element in its unit
-    bool decay() const { return rows > 1; }            // matrices and embeddings; never biases or norms
+    Share share() const { return share_of(place); }
+    bool split() const { return share() >= Share::outputs; }
+    bool decay() const { return whole_rows > 1; }      // matrices and embeddings; never biases or norms
     long count() const { return rows * cols; }
     Range range() const { return {offset, count()}; }
-    std::vector<long> dims() const { return rows > 1 ? std::vector<long>{rows, cols} : std::vector<long>{cols}; }
+    std::vector<long> dims() const {                   // in files
+        return whole_rows > 1 ? std::vector<long>{whole_rows, whole_cols} : std::vector<long>{whole_cols};
+    }
+    bool whole() const { return count() == whole_rows * whole_cols; }
+    Param cut(Slice) const;
+    std::vector<Box> boxes(Range mine) const;
+    // use(mine, whole, n): elements mine, mine + 1, ... are elements whole, whole + 1, ... of the whole, n of them.
+    template <class Use> void for_each_run(Range mine, Use use) const {
+        for (const Box& b : boxes(mine))
+            for (long i = 0; i < b.rows; ++i) use(b.mine + i * cols, b.whole + i * whole_cols, b.cols);
+    }
 };
 
+// What a rank has of a whole tensor. Rows need not divide, as those of a vocabulary: the last ranks have fewer.
+inline Param Param::cut(Slice s) const {
+    Param p = *this;
+    if (!split()) return p;
+    if (rows > 1 && (share() == Share::outputs) != transposed) {
+        const long part = (rows + s.ranks - 1) / s.ranks;
+        p.first_row = std::min(rows, s.rank * part), p.rows = std::min(part, rows - p.first_row);
+        p.room = part * cols;
+        return p;
+    }
+    const long part = cols / stacked, mine = part / s.ranks;
+    p.columns.clear();
+    for (int i = 0; i < stacked; ++i) p.columns.push_back({i * part + s.rank * mine, mine});
+    p.cols = stacked * mine, p.room = rows * p.cols;
+    return p;
+}
+
+// Where these of its elements lie in the whole: in a row, where it has whole rows; else at most one rectangle of each
+// range of columns for whole rows, and for what is left of a row before and after them.
+inline std::vector<Box> Param::boxes(Range mine) const {
+    if (cols == whole_cols) return {{mine.first, first_row * cols + mine.first, 1, mine.count}};
+    std::vector<Box> all;
+    for (long e = mine.first, end = mine.first + mine.count; e < end;) {
+        const long at = e % cols, whole = (end - e) / cols, n = at || !whole ? std::min(cols - at, end - e) : cols;
+        const long rows_here = n == cols ? whole : 1;
+        long column = 0;                               // of mine, where a range begins
+        for (const Range& r : columns) {
+            const Range here = Range{column, r.count}.both({at, n});
+            if (here.count > 0)
+                all.push_back({e - at + here.first, (first_row + e / cols) * whole_cols + r.first + here.first - column,
+                               rows_here, here.count});
+            column += r.count;
+        }
+        e += rows_here * n;
+    }
+    return all;
+}
+
 template <class T> struct Norm { View<T> w, b; };
-template <class T> struct Linear { View<T> w, b; bool transposed = false; };
+template <class T> struct Linear {
+    View<T> w, b;
+    bool transposed = false;
+    long first = 0;                                    // of its outputs, in those of the whole layer: of the head
+};
 
 // The tensors of one unit as views into its flat segment; what a unit or a family lacks is empty.
 template <class T> struct Weights {
-    View<T> wte, wpe;                                  // (V, C), (T, C)
+    View<T> wte, wpe;                                  // (V, C), (T, C); of wte the same rows as of the head
     Norm<T> norm;                                      // before the head
     Linear<T> head;                                    // (V, C); tied: wte
     Norm<T> norm1, q_norm, k_norm, norm2;
@@ -79,9 +165,11 @@ struct OptimizerSpan { long offset, count; bool decay; };
 
 class Params {
 public:
-    explicit Params(const ModelShape& shape, int shards = 1);
+    explicit Params(const ModelShape& shape, int shards = 1, Slice slice = {});
 
     const ModelShape& shape() const { return shape_; }
+    const ModelShape& local() const { return local_; }   // with the heads and hidden units of this rank
+    Slice slice() const { return slice_; }
     const std::vector<Param>& rows() const { return rows_; }
     int units() const { return int(sizes_.size()); }
     int shards() const { return shards_; }
@@ -92,6 +180,14 @@ public:
         const long part = unit_size(unit) / shards_;
         return {which * part, part};
     }
+    // Where the tensors of this share end in a unit, and those before them.
+    long end_of(int unit, Share share) const { return ends_[size_t(unit)][size_t(share)]; }
+    // What tp counts once: all of the unit on its first rank, on the others what is theirs alone.
+    Range counted(int unit) const {
+        const long first = slice_.rank ? end_of(unit, Share::all) : 0;
+        return {first, unit_size(unit) - first};
+    }
+    bool counts(const Param& p) const { return p.split() || slice_.rank == 0; }
     std::vector<OptimizerSpan> spans(int unit) const;
 
     // The views of one unit whose flat segment is `flat` (1, unit_size).
@@ -104,6 +200,7 @@ public:
             else if (p.rows == 1) v.cols += p.cols, v.stride += p.cols;
             else v.rows += p.rows;
             if (Linear<T>* l = w.linear(p.place)) l->transposed = p.transposed;
+            if (p.place == Place::wte) w.head.first = p.first_row;
         }
         if (shape_.tied) w.head.w = w.wte;
         w.flat = flat;
@@ -113,15 +210,23 @@ private:
     void add_ends();
     void add_block(int unit);
     void lay_out();
-    ModelShape shape_;
+    ModelShape shape_, local_;
     int shards_;
+    Slice slice_;
     std::vector<Param> rows_;
     std::vector<long> sizes_;
+    std::vector<std::array<long, 5>> ends_;            // by unit and share
 };
 
-inline Params::Params(const ModelShape& shape, int shards) : shape_(shape), shards_(shards) {
+inline Params::Params(const ModelShape& shape, int shards, Slice slice)
+    : shape_(shape), local_(shape), shards_(shards), slice_(slice) {
+    for (long* n : {&local_.heads, &local_.kv_heads, &local_.ffn}) {
+        require(*n % slice.ranks == 0, "params: the ranks of tp divide heads, key-value heads and hidden units");
+        *n /= slice.ranks;
+    }
     add_ends();
     for (long block = 0; block < shape.layers; ++block) add_block(block_unit(block));
+    for (Param& p : rows_) p = p.cut(slice);
     lay_out();
 }
 
@@ -156,7 +261,9 @@ inline void Params::add_block(int unit) {
         vector("ln_1.weight", Place::norm1_w, C, 1);
         vector("ln_1.bias", Place::norm1_b, C, 0);
         matrix("attn.c_attn.weight", Place::qkv_w, 3 * C, C, in);
+        rows_.back().stacked = 3;
         vector("attn.c_attn.bias", Place::qkv_b, 3 * C, 0);
+        rows_.back().stacked = 3;
         matrix("attn.c_proj.weight", Place::out_w, C, C, out);
         vector("attn.c_proj.bias", Place::out_b, C, 0);
         vector("ln_2.weight", Place::norm2_w, C, 1);
@@ -197,19 +304,26 @@ inline void Params::add_block(int unit) {
 inline void Params::lay_out() {
     auto padded = [](long n, long to = 64) { return (n + to - 1) / to * to; };
     sizes_.assign(size_t(shape_.layers) + 1, 0);
-    for (Param& p : rows_) {
-        long& end = sizes_[size_t(p.unit)];
-        p.offset = p.joined ? end : padded(end);
-        end = p.offset + p.count();
+    ends_.resize(sizes_.size());
+    for (size_t share = 0; share < ends_[0].size(); ++share) {
+        for (Param& p : rows_) {
+            if (size_t(p.share()) != share) continue;
+            long& end = sizes_[size_t(p.unit)];
+            p.offset = p.joined ? end : padded(end);
+            end = p.offset + p.room;
+        }
+        for (size_t u = 0; u < sizes_.size(); ++u) ends_[u][share] = sizes_[u] = padded(sizes_[u]);
     }
     for (long& size : sizes_) size = padded(size, 64L * shards_);
 }
 
 // Neighbours with the same decay share a span; the padding between them is zero and stays zero.
 inline std::vector<OptimizerSpan> Params::spans(int unit) const {
+    std::vector<Param> here;
+    std::ranges::copy_if(rows_, std::back_inserter(here), [&](const Param& p) { return p.unit == unit; });
+    std::ranges::sort(here, {}, &Param::offset);
     std::vector<OptimizerSpan> spans;
-    for (const Param& p : rows_) {
-        if (p.unit != unit) continue;
+    for (const Param& p : here) {
         if (spans.empty() || spans.back().decay != p.decay()) spans.push_back({p.offset, 0, p.decay()});
         spans.back().count = p.offset + p.count() - spans.back().offset;
     }

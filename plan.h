@@ -31,7 +31,8 @@ inline double attention_flops(const Config& c) {
     const ModelShape& s = c.shape;
     const double T = double(c.seq), w = s.window > 0 ? std::min(T, double(s.window)) : T;
     const double pairs = w * (w + 1) / 2 + (T - w) * w, products = c.recompute == "full" ? 9 : 7;
-    return products * 2 * double(s.head_dim * s.heads * s.layers) * pairs * double(c.tokens_per_step / c.ranks / c.seq);
+    return products * 2 * double(s.head_dim * s.heads * s.layers) * pairs * double(c.tokens_per_step / c.dp() / c.seq) /
+           double(c.tp);
 }
 
 // step(trainer, micro-batches): one training step, here of a dry trainer. Gives one of its micro-batches.
@@ -53,6 +54,9 @@ Plan make_plan(const Config& config, const Params& params, Step step, size_t ava
     plan.step = arena.peak();
     plan.matmul_flops = t.matmul.flops();
     plan.ledger = t.comm.ledger;
+    const Params whole(config.shape);
+    for (const Param& p : whole.rows())                // as a save collects them
+        gather_tensor<T>(t.context, p, View<const T>(nullptr, 1, p.cut(params.slice()).count()), nullptr);
     evaluate_rows(t.context, t.weights, t.rows, rows);
     Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
     plan.peak = arena.peak();
@@ -66,7 +70,7 @@ inline std::vector<std::pair<std::string, Config>> alternatives(const Config& c)
     const long copies = c.shard == "none" ? 2 : std::max(2L, c.replicate);
     for (const std::string name : {"none", "zero1", "zero2", "fsdp", "hsdp"}) {
         const bool hsdp = name == "hsdp";
-        if (hsdp && c.ranks % copies != 0) continue;
+        if (hsdp && c.dp() % copies != 0) continue;
         all.emplace_back(name, c);
         all.back().second.shard = hsdp ? "fsdp" : name, all.back().second.replicate = hsdp ? copies : 1;
     }
@@ -80,13 +84,15 @@ template <class T> std::array<Holding, 3> holdings_of(const Config& c, const Par
     const Trainer<T> t(c, params, arena, {mesh_of(c, rank)});
     const bool whole[] = {c.shard != "fsdp", c.shard == "none" || c.shard == "zero1", c.shard == "none"};
     std::array<Holding, 3> holdings;
+    const double slices = double(c.tp), slice = double(t.comm.mesh.at(Axis::tp));   // of each unit, beside each other
     double all = 0;
-    for (int u = 0; u < params.units(); ++u) all += double(params.unit_size(u));
+    for (int u = 0; u < params.units(); ++u) all += slices * double(params.unit_size(u));
     for (size_t i = 0; i < 3; ++i) {
         double at = 0, held = 0;
-        for (int u = 0; u < params.units(); at += double(params.unit_size(u++))) {
+        for (int u = 0; u < params.units(); at += slices * double(params.unit_size(u++))) {
             const Range r = whole[i] ? Range{0, params.unit_size(u)} : t.weights.owns(u);
-            holdings[i].parts.push_back({(at + double(r.first)) / all, (at + double(r.first + r.count)) / all});
+            const double from = at + slice * double(params.unit_size(u)) + double(r.first);
+            holdings[i].parts.push_back({from / all, (from + double(r.count)) / all});
             held += double(r.count);
         }
         holdings[i].bytes = arena.parts()[i].bytes;    // of weights, gradients, optimizer
@@ -100,9 +106,9 @@ template <class T> std::array<Holding, 3> holdings_of(const Config& c, const Par
 template <class T> std::vector<LayoutHoldings> holdings(const Config& config) {
     std::vector<LayoutHoldings> all;
     for (const auto& [name, c] : alternatives(config)) {
-        const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
         all.push_back({name, {}});
-        for (int r = 0; r < std::min(16L, c.ranks); ++r) all.back().ranks.push_back(holdings_of<T>(c, params, r));
+        for (int r = 0; r < std::min(16L, c.ranks); ++r)
+            all.back().ranks.push_back(holdings_of<T>(c, params_of(c, r), r));
     }
     return all;
 }
@@ -134,7 +140,7 @@ inline Facts memory_facts(const std::vector<ArenaPart>& parts, size_t peak) {
 inline Facts plan_facts(const Config& c, const Params& params, const Plan& plan) {
     Facts f = {{"family", c.shape.family}, {"dtype", c.dtype}, {"parameters", c.shape.parameters()},
                {"tokens_per_step", c.tokens_per_step},
-               {"micro_batches", c.tokens_per_step / (c.batch * c.seq * c.ranks)},
+               {"micro_batches", c.micro_batches()},
                {"decayed", decay_group(params, true)}, {"not_decayed", decay_group(params, false)}};
     for (auto& fact : memory_facts(plan.parts, plan.peak)) f.push_back(fact);
     f.push_back({"flops.matmul", plan.matmul_flops});

@@ -32,7 +32,7 @@ template <class T> std::vector<Part<T>> owned_units(const Params& params, Weight
 }
 
 // The tensors of the table, as they lie in `parts`, under prefix + Hugging Face name: to write, or to be filled. What
-// is there only in part is written and read as such a piece (model_folder.h).
+// is there only in part is written in pieces (model_folder.h); what all ranks of tp have is written by the first.
 template <class T>
 std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const std::vector<Part<T>>& parts,
                                          const std::string& prefix) {
@@ -40,13 +40,17 @@ std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const 
     for (const Param& p : params.rows()) {
         const Part<T>& part = parts[size_t(p.unit)];
         const Range r = p.range().both(part.range);
-        if (r.count == 0) continue;
-        const bool whole = r.count == p.count();
-        const T* const from = part.data.data + (r.first - part.range.first);
-        const size_t bytes = size_t(r.count) * sizeof(T);
-        list.push_back({whole ? prefix + p.name : piece_name(prefix + p.name, r.first - p.offset),
-                        safetensors_dtype<T>(), whole ? p.dims() : std::vector<long>{r.count},
-                        [&d, from, bytes](void* to) { copy_bytes(d, to, from, bytes); }});
+        if (r.count == 0 || !params.counts(p)) continue;
+        const T* const first = part.data.data + (p.offset - part.range.first);   // of the tensor, were it here
+        for (const Box& b : p.boxes({r.first - p.offset, r.count})) {
+            const bool whole = p.whole() && b.cols == p.count();
+            const std::vector<long> shape = b.rows > 1 ? std::vector{b.rows, b.cols} : std::vector{b.cols};
+            list.push_back({whole ? prefix + p.name : piece_name(prefix + p.name, b.whole), safetensors_dtype<T>(),
+                            whole ? p.dims() : shape, [&d, b, from = first + b.mine, cols = p.cols](void* to) {
+                for (long i = 0; i < b.rows; ++i)
+                    copy_bytes(d, static_cast<T*>(to) + i * b.cols, from + i * cols, size_t(b.cols) * sizeof(T));
+            }});
+        }
     }
     return list;
 }
@@ -56,12 +60,20 @@ std::vector<TensorTarget> tensor_targets(Device& d, const Params& params, const 
     std::vector<TensorTarget> list;
     for (const Param& p : params.rows()) {
         const Part<T>& part = parts[size_t(p.unit)];
-        const Range r = p.range().both(part.range);
+        const Range r = p.range().both(part.range), mine{r.first - p.offset, r.count};
         T* const to = part.data.data + (r.first - part.range.first);
-        const size_t bytes = size_t(r.count) * sizeof(T);
-        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(),
-                        [&d, to, bytes](const void* from) { copy_bytes(d, to, from, bytes); },
-                        r.first - p.offset, r.count});
+        Range span{0, 0};                              // of the whole, that holds all that is wanted
+        p.for_each_run(mine, [&](long, long at, long n) {
+            if (span.count == 0) span.first = at;
+            span.count = at + n - span.first;
+        });
+        list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(), [&d, &p, mine, to, span](const void* from) {
+            std::vector<T> host(static_cast<size_t>(mine.count));
+            p.for_each_run(mine, [&](long e, long at, long n) {
+                std::copy_n(static_cast<const T*>(from) + (at - span.first), n, host.begin() + (e - mine.first));
+            });
+            copy_bytes(d, to, host.data(), host.size() * sizeof(T));
+        }, span.first, span.count});
     }
     return list;
 }
@@ -86,16 +98,18 @@ public:
         v_ = take();
     }
 
-    // Element e of tensor i of the table is normal number e of Philox step i: the same in every layout.
+    // Element e of tensor i of the table, whole, is normal number e of Philox step i: the same in every layout.
     void initialise(Device& d, uint64_t seed) {
         uint64_t tensor = 0;
         for (const Param& p : params_.rows()) {
             const Range owned = weights_.owns(p.unit), r = p.range().both(owned);
-            std::vector<R> exact(static_cast<size_t>(r.count));
-            for (size_t e = 0; e < exact.size(); ++e) {
-                const uint64_t element = uint64_t(r.first - p.offset) + e;
-                exact[e] = R(p.mean + (p.std > 0 ? p.std * normal(seed, Stream::init, tensor, element) : 0));
-            }
+            std::vector<R> exact(static_cast<size_t>(r.count), R(p.mean));
+            const long first = r.first - p.offset;
+            p.for_each_run({first, p.std > 0 ? r.count : 0}, [&](long mine, long whole, long n) {
+                for (long i = 0; i < n; ++i)
+                    exact[size_t(mine - first + i)] =
+                        R(p.mean + p.std * normal(seed, Stream::init, tensor, uint64_t(whole + i)));
+            });
             const std::vector<T> rounded(exact.begin(), exact.end());
             const long at = r.first - owned.first;
             copy_bytes(d, weights_.owned(p.unit).data + at, rounded.data(), rounded.size() * sizeof(T));

@@ -21,7 +21,7 @@ public:
         : params_(params), comm_(comm), every_(every) {
         if (every == 0) return;
         arena.part("statistics");
-        const ModelShape& s = params.shape();
+        const ModelShape& s = params.local();
         long most = rows * std::max({s.dim, (s.heads + 2 * s.kv_heads) * s.head_dim, s.gated() ? 2 * s.ffn : s.ffn});
         for (const Param& p : params.rows()) most = std::max(most, p.count());
         tensors_ = arena.take<double>(long(params.rows().size()), adamw_squares);
@@ -40,8 +40,11 @@ public:
         if (!due_) return;
         const View<const T> all[] = {a.norm1, a.qkv, a.att, a.mid, a.norm2, a.up, a.act, a.out};
         for (size_t i = 0; i < std::size(all); ++i) {
-            add_magnitudes<T>(d, activations_.row_range(block * long(std::size(all)) + long(i), 1), all[i], parts_);
-            if (block == 0) counts_[i] += double(all[i].count()) * comm_.mesh.dp();
+            const bool norm = i == 0 || i == 4, stream = i == 3 || i == 7;   // the same on all ranks of tp, but rows
+            const bool apart = stream ? all[i].rows < a.qkv.rows : !norm;
+            if (block == 0) counts_[i] += double(all[i].count()) * comm_.mesh.dp() * (apart ? comm_.size(Axis::tp) : 1);
+            if (apart || comm_.mesh.at(Axis::tp) == 0)
+                add_magnitudes<T>(d, activations_.row_range(block * long(std::size(all)) + long(i), 1), all[i], parts_);
         }
     }
     // Before the update, which overwrites what this reads.
@@ -49,13 +52,15 @@ public:
         for (size_t i = 0; due_ && i < params_.rows().size(); ++i) {
             const Param& p = params_.rows()[i];
             const AdamSpan<T> span = optimizer.span(grads, p.unit, {p.offset, p.count(), p.decay()});
-            if (span.n > 0) add_adamw_squares<T>(d, tensors_.row_range(long(i), 1), span, state, parts_);
+            if (span.n > 0 && params_.counts(p)) add_adamw_squares<T>(d, tensors_.row_range(long(i), 1), span, state, parts_);
         }
         if (!due_) return;
         copy<double, double>(d, largest_, View<const double>(activations_));
-        comm_.await(comm_.sum(Axis::dp_shard, tensors_, {"statistics"}));
-        comm_.sum_dp(activations_, {"statistics"});
-        for (Axis a : {Axis::dp_shard, Axis::dp_replicate}) comm_.await(comm_.max(a, largest_, {"statistics"}));
+        for (Axis a : {Axis::dp_shard, Axis::tp}) comm_.await(comm_.sum(a, tensors_, {"statistics"}));
+        for (Axis a : {Axis::dp_shard, Axis::dp_replicate, Axis::tp}) {
+            comm_.await(comm_.sum(a, activations_, {"statistics"}));
+            comm_.await(comm_.max(a, largest_, {"statistics"}));
+        }
     }
     StatsLog log(Device& d, long step) const {
         StatsLog log{step, {}, {}};

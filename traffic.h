@@ -7,6 +7,8 @@
 //               2 (R-1)/R P/S g, the shards across
 //   weights     zero1, zero2: (S-1)/S P w, published; fsdp: M (S-1)/S (2 P - E - B) w, gathered forward and backward
 //               but for the ends and the last block, which stay; M (S-1)/S P w where all blocks do
+//   activations --tp t, N rows of C channels: tp.h; the maximum and the sums of the vocabulary: three numbers a row
+//   norms       --tp: gradients of what each rank saw only its heads of, or with --sp its rows: once a step
 //   control     the sums that all agree on: tokens and a wish to stop, the loss (two doubles each), the norm (one)
 #pragma once
 #include "trainer.h"
@@ -17,8 +19,8 @@ namespace baretrain {
 template <class T>
 Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = false, bool search = false) {
     const Mesh mesh = mesh_of(c);
-    const long S = mesh.size(Axis::dp_shard), R = mesh.size(Axis::dp_replicate);
-    const long M = c.tokens_per_step / (c.batch * c.seq * mesh.dp());
+    const long S = mesh.size(Axis::dp_shard), R = mesh.size(Axis::dp_replicate), t = mesh.size(Axis::tp);
+    const long M = c.micro_batches();
     const bool fsdp = c.shard == "fsdp", each = fsdp || c.shard == "zero2";
     const auto wire = [](const std::string& as, long own) { return std::min(own, type_bytes[int(type_named(as))]); };
     const long w = fsdp ? wire(c.gather_dtype, sizeof(T)) : sizeof(T), g = wire(c.reduce_dtype, sizeof(Real<T>));
@@ -33,16 +35,30 @@ Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = 
         add(Axis::dp_shard, Op::gather, "weights", gathered * shared(S, P, w));
         add(Axis::dp_shard, Op::scatter, "gradients", (each ? M : 1) * shared(S, P, g));
         add(Axis::dp_replicate, Op::sum, "gradients", 2 * shared(R, P / S, g));
+        const Range seen = params.shard(unit, 0).both({0, params.end_of(unit, c.sp ? Share::rows : Share::heads)});
+        add(Axis::tp, Op::sum, "norms", 2 * shared(t, seen.count, sizeof(Real<T>)));
     }
-    add(Axis::dp_shard, Op::sum, "norm", 2 * shared(S, 1, sizeof(double)));
-    if (search) add(Axis::dp_shard, Op::max, "control", 2 * shared(S, 1, sizeof(double)));
-    const long tensors = long(params.rows().size()) * adamw_squares, magnitude = 8 * params.shape().layers * magnitudes;
-    for (const auto& [axis, n] : {std::pair(Axis::dp_shard, S), {Axis::dp_replicate, R}}) {
-        for (const char* what : {"control", "loss"}) add(axis, Op::sum, what, 2 * shared(n, 2, sizeof(double)));
+    const long N = c.batch * c.seq, L = c.shape.layers, rows = shared(t, N * c.shape.dim, sizeof(T));
+    const long again = c.recompute == "full" ? 2 : 0, gathered = c.recompute == "none" ? 0 : 2;   // when recomputing
+    if (!c.sp) add(Axis::tp, Op::sum, "activations", M * ((4 + again) * L + 2) * 2 * rows);
+    if (c.sp) add(Axis::tp, Op::gather, "activations", M * ((4 + gathered) * L + 2) * rows);
+    if (c.sp) add(Axis::tp, Op::scatter, "activations", M * ((4 + again) * L + 2) * rows);
+    for (long first = 0; first < N; first += head_chunk) {
+        const long numbers = 2 * shared(t, std::min(head_chunk, N - first), sizeof(Real<T>));
+        add(Axis::tp, Op::max, "vocabulary", M * numbers), add(Axis::tp, Op::sum, "vocabulary", M * 2 * numbers);
+    }
+    const long tensors = long(params.rows().size()) * adamw_squares, magnitude = 8 * L * magnitudes;
+    for (const auto& [axis, n] : {std::pair(Axis::dp_shard, S), {Axis::dp_replicate, R}, {Axis::tp, t}}) {
+        const bool copies = axis == Axis::dp_replicate;
+        if (!copies) add(axis, Op::sum, "norm", 2 * shared(n, 1, sizeof(double)));
+        if (!copies && search) add(axis, Op::max, "control", 2 * shared(n, 1, sizeof(double)));
+        for (const char* what : {"control", "loss"})
+            if (axis == Axis::tp) add(axis, Op::broadcast, what, n > 1 ? 2 * sizeof(double) : 0);
+            else add(axis, Op::sum, what, 2 * shared(n, 2, sizeof(double)));
         for (Op op : {Op::sum, Op::max})
             if (statistics) add(axis, op, "statistics", 2 * shared(n, magnitude, sizeof(double)));
+        if (statistics && !copies) add(axis, Op::sum, "statistics", 2 * shared(n, tensors, sizeof(double)));
     }
-    if (statistics) add(Axis::dp_shard, Op::sum, "statistics", 2 * shared(S, tensors, sizeof(double)));
     return all;
 }
 

@@ -28,7 +28,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
         const Rows& m = micros[i];
         const RowViews rows = t.rows.upload(t.device, m.tokens, m.targets, m.positions, m.documents);
         Scratch s(c.scratch);
-        const auto dx = s.take<T>(t.micro_rows(), c.shape.dim), dfinal = s.take<T>(t.micro_rows(), c.shape.dim);
+        const auto dx = s.take<T>(t.my_rows(), c.shape.dim), dfinal = s.take<T>(t.micro_rows(), c.shape.dim);
 
         auto ends = t.weights.gather(ends_unit);
         View<T> x = t.embedded;
@@ -39,13 +39,13 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
             t.stats.activations(t.device, block, t.acts[size_t(block)]);
             t.weights.release(w);
         }
-        norm_forward(c, t.final, t.final_stats, x, ends->norm);
+        enter(c, t.final, t.final_stats, x, ends->norm);
 
         auto dends = t.grads.open(ends_unit);
         head_backward(c, dfinal, t.logprobs.row_range(long(i), 1), t.final, rows.targets, weight,
                       {ends->head, dends->head, dends.write});
         zero(t.device, dx);
-        norm_backward(c, dx, dfinal, x, t.final_stats, {ends->norm, dends->norm, dends.write});
+        enter_backward(c, dx, dfinal, x, t.final_stats, {ends->norm, dends->norm, dends.write});
         for (long block = blocks - 1; block >= 0; --block) {
             auto w = t.weights.gather(block_unit(block));
             auto g = t.grads.open(block_unit(block));
@@ -59,6 +59,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
         t.weights.release(ends);
     }
     t.grads.finish();
+    sum_shared_grads(c, t.params, t.weights, t.grads);
 }
 
 // One optimizer step. A step without a trained token, or with a loss or a gradient that is not finite, leaves the
@@ -75,16 +76,15 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
 
     long part = 0;
     for (int unit = 0; unit < t.params.units(); ++unit) {
-        const long parts = square_parts(t.weights.owns(unit).count);
-        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.grads.owned(unit));
+        const long parts = square_parts(t.counted(unit).count());
+        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.counted(unit));
         part += parts;
     }
     add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
-    t.comm.await(t.comm.sum(Axis::dp_shard, t.norm, {"norm"}));
+    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.sum(a, t.norm, {"norm"}));
 
-    double logprob = 0;
-    for (double l : logprobs_of(t)) logprob += l;
-    logprob = t.agree({logprob, 0}, "loss")[0];
+    const std::vector<double> logprobs = logprobs_of(t);
+    const double logprob = t.agree({std::accumulate(logprobs.begin(), logprobs.end(), 0.0), 0}, "loss")[0];
     const Config& c = t.config;
     const double count = double(t.step + 1);
     StepState now{.lr = learning_rate(schedule_of(c), t.step), .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps,
@@ -215,7 +215,7 @@ template <class T> Traffic loop(Trainer<T>& t, const Run<T>& r, RunFolder* folde
         TakenStep taken = next_step(t, train);         // t.stop: somebody wants to
         StepLog& log = taken.log;
         traffic.add_step(t, log.skipped.starts_with("not finite"));
-        log.mfu = 1e3 * r.plan.flops() * double(c.ranks) / t.peak / log.ms["step"];
+        log.mfu = 1e3 * r.plan.flops() * double(c.dp()) / t.peak / log.ms["step"];   // of one rank of each group of tp
         log.resident = on_gpu ? -1 : resident_memory();
         if (folder) folder->log(log);                  // before the save, so that a checkpoint never misses its line
         const std::string statistics = t.stats.due() ? to_json(t.stats.log(t.device, t.step)) : "";
@@ -262,7 +262,8 @@ template <class T> Traffic loop(Trainer<T>& t, const Run<T>& r, RunFolder* folde
 template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
     const Config& c = r.config;
     Arena arena(r.plan.peak);
-    Trainer<T> t(c, r.params, arena, rank);
+    const Params params = params_of(c, rank.mesh);     // of this rank
+    Trainer<T> t(c, params, arena, rank);
     if (c.model_is_folder) t.brought = files_beside_weights(c.model);
     if (!r.from.checkpoint.empty()) resume(t, r.corpus, r.from.checkpoint);
     else if (c.model_is_folder) t.optimizer.load(t.device, c.model);
@@ -299,7 +300,7 @@ template <class T> int train(Config config, const Resume& from, const World& wor
     const auto begin = Clock::now();
     Tokenizer tokenizer = load_tokenizer(config.tokenizer, config.shape.vocab);
     set_vocab(config, tokenizer.vocab());
-    Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
+    Params params = params_of(config);                 // of rank 0, which speaks for all
     std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n",
                 config.shape.family.c_str(), config.shape.layers, config.shape.dim, config.shape.heads,
                 config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());

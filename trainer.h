@@ -25,13 +25,17 @@ struct Rank {
     int team = default_team(), gpu = 0;
 };
 
-// Data-parallel ranks, as `--shard` and `--replicate` cut them.
+// The ranks as `--tp`, `--shard` and `--replicate` cut them, and the table of what one of them has.
 inline Mesh mesh_of(const Config& c, int rank = 0) {
     Mesh mesh{{}, rank};
-    const int replicas = int(c.shard == "none" ? c.ranks : c.replicate);
-    mesh.sizes = {1, replicas, int(c.ranks) / replicas, 1, 1};
+    const int dp = int(c.dp()), replicas = c.shard == "none" ? dp : int(c.replicate);
+    mesh.sizes = {1, replicas, dp / replicas, 1, int(c.tp)};
     return mesh;
 }
+inline Params params_of(const Config& c, const Mesh& mesh) {
+    return Params(c.shape, mesh.size(Axis::dp_shard), {mesh.size(Axis::tp), mesh.at(Axis::tp)});
+}
+inline Params params_of(const Config& c, int rank = 0) { return params_of(c, mesh_of(c, rank)); }
 
 template <class T>
 std::unique_ptr<WeightStore<T>> make_weights(const Config& c, Arena& arena, const Params& params, Comm& comm) {
@@ -65,8 +69,8 @@ template <class T> struct Trainer {
     View<double> squares, norm, control;               // parts of a sum of squares, unit after unit; the sum; agree()
     View<StepState> state;
     Stats<T> stats;
-    View<R> final_stats;                               // (N, 2)
-    View<T> embedded, final;                           // (N, C): before the first block, after the final norm
+    View<R> final_stats;                               // (n, 2)
+    View<T> embedded, final;                           // (n, C) before the first block; (N, C) after the final norm
     Recompute recompute;
     std::vector<BlockActs<T>> acts;
     Context<T> context;
@@ -88,28 +92,36 @@ template <class T> struct Trainer {
           squares(arena.take<double>(1, gradient_parts())), norm(arena.take<double>(1, 1)),
           control(arena.take<double>(1, 2)), state(arena.take<StepState>(1, 1)),
           stats(arena, params, comm, micro_rows(), config.stats),
-          final_stats(arena.part("activations").take<R>(micro_rows(), 2)),
-          embedded(arena.take<T>(micro_rows(), config.shape.dim)),
-          final(arena.take<T>(micro_rows(), config.shape.dim)),
-          recompute(recompute_of(config.recompute)), context{device, matmul, arena, params.shape(), rope} {
-        const auto shared = BlockActs<T>::take_shared(arena, config.shape, micro_rows(), recompute);
+          final_stats(arena.part("activations").take<R>(my_rows(), 2)),
+          embedded(arena.take<T>(my_rows(), config.shape.dim)),
+          final(arena.take<T>(micro_rows(), config.shape.dim)), recompute(recompute_of(config.recompute)),
+          context{device, matmul, arena, params.local(), rope, comm, config.sp} {
+        const ActRows rows{micro_rows(), my_rows()};
+        const auto shared = BlockActs<T>::take_shared(arena, params.local(), rows, recompute);
         for (long l = 0; l < config.shape.layers; ++l)
-            acts.push_back(BlockActs<T>::take(arena, config.shape, micro_rows(), recompute, shared));
+            acts.push_back(BlockActs<T>::take(arena, params.local(), rows, recompute, shared));
         fill_rope(device, rope, rope_frequencies(config.shape));
     }
     long micro_rows() const { return config.batch * config.seq; }
-    long micro_batches() const { return config.tokens_per_step / (micro_rows() * comm.mesh.dp()); }
+    long my_rows() const { return config.sp ? micro_rows() / config.tp : micro_rows(); }   // of the residual stream
+    long micro_batches() const { return config.micro_batches(); }
     RankShare share() const { return {config.batch, comm.mesh.dp_rank(), comm.mesh.dp()}; }
     long gradient_parts() const {
         long parts = 0;
-        for (int u = 0; u < params.units(); ++u) parts += square_parts(weights.owns(u).count);
+        for (int u = 0; u < params.units(); ++u) parts += square_parts(counted(u).count());
         return parts;
     }
+    // The gradients of this rank that count in the norm: of what all ranks of tp have only those of the first.
+    View<const R> counted(int unit) const {
+        const Range owned = weights.owns(unit), r = owned.both(params.counted(unit));
+        return grads.owned(unit).col_range(r.first - owned.first, r.count);
+    }
     View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
-    // Of all data-parallel ranks: the sums of two numbers.
+    // Of all data-parallel ranks, of each group of tp the first: the sums of two numbers, on all ranks.
     std::array<double, 2> agree(std::array<double, 2> mine, const char* what) {
         copy_bytes(device, control.data, mine.data(), sizeof mine);
         comm.sum_dp(control, {what});
+        comm.await(comm.broadcast(Axis::tp, control, 0, {what}));
         copy_bytes(device, mine.data(), control.data, sizeof mine);
         return mine;
     }
@@ -143,7 +155,7 @@ template <class T> std::string first_not_finite(Trainer<T>& t) {
     }
     const View<double> most = t.control.col_range(0, 1);
     copy_bytes(t.device, most.data, &bad, sizeof bad);
-    t.comm.await(t.comm.max(Axis::dp_shard, most, {"control"}));
+    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.max(a, most, {"control"}));
     copy_bytes(t.device, &bad, most.data, sizeof bad);
     const size_t place = size_t(bad);
     return place > rows.size() ? rows[2 * rows.size() - place].name
@@ -165,13 +177,17 @@ inline std::map<std::string, std::string> identity(const Config& c, const Corpus
 // The state of the shards is written by the first of their copies.
 template <class T> SaveGroup save_group(Trainer<T>& t) {
     const Mesh& mesh = t.comm.mesh;
-    const int writers = mesh.size(Axis::dp_shard), writer = mesh.at(Axis::dp_shard);
-    return {mesh.rank, mesh.at(Axis::dp_replicate) == 0 ? writer : -1, writers, [&t, writers](Digest mine) {
+    const int slices = mesh.size(Axis::tp), writers = mesh.size(Axis::dp_shard) * slices,
+              writer = mesh.at(Axis::dp_shard) * slices + mesh.at(Axis::tp);
+    return {mesh.rank, mesh.at(Axis::dp_replicate) == 0 ? writer : -1, writers, [&t, slices, writers](Digest mine) {
         Scratch s(t.context.scratch);
         std::vector<Digest> each(static_cast<size_t>(writers));
-        const auto part = s.take<char>(1, long(sizeof mine)), all = s.take<char>(1, writers * part.cols);
+        const long bytes = long(sizeof mine);
+        const auto part = s.take<char>(1, bytes), near = s.take<char>(1, slices * bytes),
+                   all = s.take<char>(1, writers * bytes);
         copy_bytes(t.device, part.data, &mine, sizeof mine);
-        t.comm.await(t.comm.gather(Axis::dp_shard, all, View<const char>(part), {"control"}));
+        t.comm.await(t.comm.gather(Axis::tp, near, View<const char>(part), {"control"}));
+        t.comm.await(t.comm.gather(Axis::dp_shard, all, View<const char>(near), {"control"}));
         copy_bytes(t.device, each.data(), all.data, each.size() * sizeof mine);
         t.meet();
         return each;
@@ -191,13 +207,16 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
                                                        fits ? std::optional<long>() : tokenizer.end_of_text());
     using Unit = std::unique_ptr<Lease<T>>;
     Unit ends(new Lease<T>(t.weights.gather(ends_unit))), block;   // whose tensors are being written
-    for (const Param& p : t.params.rows())
+    const Params whole(t.params.shape());
+    for (size_t i = 0; i < whole.rows().size(); ++i) {
+        const Param &p = t.params.rows()[i], &all = whole.rows()[i];
         parts.weights.push_back({p.name, safetensors_dtype<T>(), p.dims(), [&](void* to) {
             Unit& unit = p.unit == ends_unit ? ends : block;
             if (unit && unit->unit != p.unit) t.weights.release(*unit), unit.reset();
             if (!unit) unit.reset(new Lease<T>(t.weights.gather(p.unit)));
-            if (to) copy_bytes(t.device, to, (*unit)->flat.data + p.offset, size_t(p.count()) * sizeof(T));
+            gather_tensor(t.context, all, (*unit)->flat.col_range(p.offset, p.count()), static_cast<T*>(to));
         }});
+    }
     const SaveGroup group = save_group(t);
     if (group.writer >= 0) parts.state = t.optimizer.sources(t.device);
     parts.trainer = {t.step, t.position, t.tokens, identity(t.config, corpus)};

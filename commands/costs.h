@@ -12,7 +12,7 @@ namespace baretrain {
 // Bytes of a rank: held, by class, and sent in a step, by axis.
 inline Facts cost_facts(const Plan& plan) {
     Facts f = memory_facts(plan.parts, plan.peak);
-    for (Axis a : dp_axes) {
+    for (Axis a : {Axis::dp_replicate, Axis::dp_shard, Axis::tp}) {
         long sent = 0;
         for (const auto& [key, row] : plan.ledger) sent += key.axis == a ? row.bytes : 0;
         f.push_back({std::string("sent.") + axis_names[int(a)], sent});
@@ -37,9 +37,7 @@ inline void print_costs(long ranks, const std::vector<std::pair<std::string, Fac
 template <class T, class Step> int print_plan(const Config& c, Step step) {
     Config config = c;
     if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
-    const auto plan_of = [&](const Config& one) {
-        return make_plan<T>(one, Params(one.shape, mesh_of(one).size(Axis::dp_shard)), step);
-    };
+    const auto plan_of = [&](const Config& one) { return make_plan<T>(one, params_of(one), step); };
     const Params params(config.shape);
     const Plan plan = plan_of(config);
     Facts facts = plan_facts(config, params, plan);
@@ -56,9 +54,10 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
 
     std::printf("model    %s, %.2f M parameters, %s\n", config.shape.family.c_str(),
                 double(config.shape.parameters()) / 1e6, config.dtype.c_str());
+    const std::string group_of = config.tp > 1 ? concat(config.tp, " of ") : "of ";
     std::printf("step     %ld tokens: %ld micro-batches of %ld x %ld%s\n", config.tokens_per_step,
-                config.tokens_per_step / (config.batch * config.seq * config.ranks), config.batch, config.seq,
-                config.ranks > 1 ? concat(" on each of ", config.ranks, " ranks; of one of them:").c_str() : "");
+                config.micro_batches(), config.batch, config.seq,
+                config.ranks > 1 ? concat(" on each ", group_of, config.ranks, " ranks; of one of them:").c_str() : "");
     const char* group = "memory";
     for (const auto& [name, value] : facts) {
         if (!name.starts_with("memory.")) continue;
@@ -78,7 +77,7 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
 template <class T, class Step> int print_explanation(const Config& c, Step step) {
     Config config = c;
     if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
-    const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
+    const Params params = params_of(config);
     Arena arena;
     Trainer<T> t(config, params, arena, {mesh_of(config)});
     Trace trace({.real = false}, [&] { return arena.high(); });

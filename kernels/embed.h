@@ -25,48 +25,54 @@ struct Runs {
 };
 struct RunViews { View<const int> rows, starts, keys; };   // the same on the device; starts: (1, runs + 1)
 
+// Of a table of embeddings (rows, C): those of the ids from `first` on.
+template <class T> struct IdRows { T* w; long rows, first; };
+
 template <class T>
-__global__ void embed_forward_kernel(T* x, const int* tokens, const T* wte, const int* positions, const T* wpe,
-                                     long C) {
+__global__ void embed_forward_kernel(T* x, const int* tokens, IdRows<const T> wte, const int* positions,
+                                     const T* wpe, long C) {
     using R = Real<T>;
-    const T* const token = wte + long(tokens[blockIdx.x]) * C;
+    const long row = long(tokens[blockIdx.x]) - wte.first;
+    const bool here = row >= 0 && row < wte.rows;
+    const T *const token = wte.w + row * C, *const position = wpe ? wpe + long(positions[blockIdx.x]) * C : nullptr;
     x += blockIdx.x * C;
-    if (!wpe) {
-        for (long c = threadIdx.x; c < C; c += blockDim.x) x[c] = token[c];
-        return;
-    }
-    const T* const position = wpe + long(positions[blockIdx.x]) * C;
-    for (long c = threadIdx.x; c < C; c += blockDim.x) x[c] = T(R(token[c]) + R(position[c]));
+    for (long c = threadIdx.x; c < C; c += blockDim.x)
+        x[c] = !position ? (here ? token[c] : T(R(0))) : T((here ? R(token[c]) : R(0)) + R(position[c]));
 }
 
 template <class T>
-__global__ void embed_backward_kernel(Real<T>* dw, const T* dx, const int* rows, const int* starts, const int* keys,
-                                      long C) {
-    const long begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
-    dw += long(keys[blockIdx.x]) * C;
+__global__ void embed_backward_kernel(IdRows<Real<T>> g, const T* dx, const int* rows, const int* starts,
+                                      const int* keys, long C) {
+    const long begin = starts[blockIdx.x], end = starts[blockIdx.x + 1], key = long(keys[blockIdx.x]) - g.first;
+    if (key < 0 || key >= g.rows) return;
+    Real<T>* const dw = g.w + key * C;
     for (long i = begin; i < end; ++i) {
         const T* const row = dx + long(rows[i]) * C;
         for (long c = threadIdx.x; c < C; c += blockDim.x) dw[c] += Real<T>(row[c]);
     }
 }
 
-// x: (N, C), overwritten. tokens, positions: (1, N), checked by whoever made them. wpe empty: no learned positions.
+// x: (N, C), overwritten. tokens, positions: (1, N), checked by whoever made them. wte: (V, C), or the ids from `first`
+// on. wpe empty: no learned positions.
 template <class T>
 void embed_forward(Device& d, View<T> x, View<const int> tokens, View<const T> wte, View<const int> positions,
-                   View<const T> wpe) {
+                   View<const T> wpe, long first = 0) {
     require_equal(wte.cols, x.cols, "embed: channels of wte and x");
     require(wpe.empty() || wpe.cols == x.cols, "embed: as many channels in wpe as in x");
     require_equal(tokens.cols, x.rows, "embed: one token a row");
-    launch(d, Grid(x.rows).moves(x, x), embed_forward_kernel<T>, x.data, tokens.data, wte.data, positions.data,
-           wpe.data, x.cols);
+    launch(d, Grid(x.rows).moves(x, x), embed_forward_kernel<T>, x.data, tokens.data,
+           IdRows<const T>{wte.data, wte.rows, first}, positions.data, wpe.data, x.cols);
 }
 
-// dw (V or T, C) is added to. dx: (N, C). runs: the rows of dx by token (for wte) or by position (for wpe).
-template <class T> void embed_backward(Device& d, View<Real<T>> dw, View<const T> dx, const RunViews& runs) {
+// dw (V or T, C, or rows of it from `first` on) is added to. dx: (N, C). runs: the rows of dx by token (for wte) or by
+// position (for wpe).
+template <class T>
+void embed_backward(Device& d, View<Real<T>> dw, View<const T> dx, const RunViews& runs, long first = 0) {
     require_equal(dw.cols, dx.cols, "embed: channels of dw and dx");
     require(dw.dense() && dx.dense(), "embed: rows without gaps");
-    launch(d, Grid(runs.keys.cols).moves(dx, dx), embed_backward_kernel<T>, dw.data, dx.data, runs.rows.data,
-           runs.starts.data, runs.keys.data, dx.cols);
+    launch(d, Grid(runs.keys.cols).moves(dx, dx), embed_backward_kernel<T>,
+           IdRows<Real<T>>{dw.data, dw.rows, first}, dx.data, runs.rows.data, runs.starts.data, runs.keys.data,
+           dx.cols);
 }
 
 }  // namespace baretrain

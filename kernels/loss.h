@@ -3,6 +3,8 @@
 //   logprob[n] = z[target] - lse,  lse = max + log(sum exp(z - max));   d logprob / dz = onehot(target) - softmax(z)
 // Rows with target -1 are ignored: logprob 0 and a gradient of exactly 0. Logits are Real<T>; their gradient is T.
 // Cross-entropy is the fused form: loss = -sum of logprobs / trained tokens: its weight a row is -1 / trained tokens.
+// Where logits are those of a part of the vocabulary (the ids from `first` on), the maximum, the sum of exp and the
+// target's logit are found part by part, put together by whoever has the parts, and the gradient is made of their lse.
 #pragma once
 #include "device.h"
 
@@ -19,18 +21,20 @@ template <class R> __device__ R row_logsumexp(const R* z, long V) {
     return top + log(block_sum(sum));
 }
 
-// dz = weight * (onehot - softmax); dz may be the memory of z if they have one type.
+// dz = weight * (onehot - softmax); dz may be the memory of z if they have one type. The target may lie elsewhere.
 template <class T>
-__device__ void row_gradient(T* dz, const Real<T>* z, long V, Real<T> lse, int target, Real<T> weight) {
+__device__ void row_gradient(T* dz, const Real<T>* z, long V, Real<T> lse, int target, Real<T> weight, long first = 0) {
     using R = Real<T>;
     if (target == ignored) {
         for (long v = threadIdx.x; v < V; v += blockDim.x) dz[v] = T(R(0));
         return;
     }
-    const R at_target = weight - weight * fast_exp(z[target] - lse);
-    __syncthreads();                                   // dz may overwrite z[target], which every thread has just read
+    const long at = target - first;
+    const bool here = at >= 0 && at < V;
+    const R at_target = here ? weight - weight * fast_exp(z[at] - lse) : R(0);
+    __syncthreads();                                   // dz may overwrite z[at], which every thread has just read
     for (long v = threadIdx.x; v < V; v += blockDim.x) dz[v] = T(-weight * fast_exp(z[v] - lse));
-    if (threadIdx.x == target % blockDim.x) dz[target] = T(at_target);   // the thread that wrote it in the loop
+    if (here && threadIdx.x == at % blockDim.x) dz[at] = T(at_target);   // the thread that wrote it in the loop
 }
 
 template <class R>
@@ -61,6 +65,75 @@ __global__ void cross_entropy_kernel(LogitGrad<T> g, Real<T>* logprob, const Rea
     row_gradient(g.dz + n * g.stride, z, V, total, target, weight);
 }
 
+// ---- of a part of the vocabulary ------------------------------------------------------------------------------------
+template <class R> __global__ void row_max_kernel(R* top, const R* z, long V, long stride) {
+    R most = -INFINITY;
+    z += blockIdx.x * stride;
+    BT_VECTOR_MAX(most)
+    for (long v = threadIdx.x; v < V; v += blockDim.x) most = z[v] > most ? z[v] : most;
+    most = block_max(most);
+    if (threadIdx.x == 0) top[blockIdx.x] = most;
+}
+
+template <class R> struct PartSums { R *exp, *target; };
+
+template <class R>
+__global__ void part_sums_kernel(PartSums<R> sums, const R* z, const R* top, const int* targets, long V, long stride,
+                                 long first) {
+    const long n = blockIdx.x, at = targets[n] - first;
+    R sum = 0;
+    z += n * stride;
+    for (long v = threadIdx.x; v < V; v += blockDim.x) sum += fast_exp(z[v] - top[n]);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums.exp[n] = sum, sums.target[n] = at >= 0 && at < V ? z[at] - top[n] : R(0);
+}
+
+// lse: the maximum before; target: the target's logit less it before, its log-probability after.
+template <class R>
+__global__ void join_parts_kernel(R* lse, PartSums<R> sums, const int* targets) {
+    const long n = blockIdx.x;
+    if (threadIdx.x > 0) return;
+    const R total = log(sums.exp[n]);
+    lse[n] += total;
+    sums.target[n] = targets[n] == ignored ? R(0) : sums.target[n] - total;
+}
+
+template <class T>
+__global__ void part_gradient_kernel(LogitGrad<T> g, const Real<T>* z, const Real<T>* lse, const int* targets,
+                                     Real<T> weight, long V, long stride, long first) {
+    const long n = blockIdx.x;
+    row_gradient(g.dz + n * g.stride, z + n * stride, V, lse[n], targets[n], weight, first);
+}
+
+// top: (1, N), overwritten. logits: (N, V).
+template <class R> void row_max(Device& d, View<R> top, View<const R> logits) {
+    launch(d, Grid(logits.rows).moves(logits), row_max_kernel<R>, top.data, logits.data, logits.cols, logits.stride);
+}
+// exps, at_target: (1, N), overwritten: the sum of exp(z - top), and the target's logit less top, 0 where it is another
+// part's. top: (1, N), of all parts.
+template <class R>
+void part_sums(Device& d, View<R> exps, View<R> at_target, View<const R> logits, View<const R> top,
+               View<const int> targets, long first) {
+    require_equal(targets.cols, logits.rows, "part_sums: one target a row");
+    launch(d, Grid(logits.rows).moves(logits), part_sums_kernel<R>, PartSums<R>{exps.data, at_target.data},
+           logits.data, top.data, targets.data, logits.cols, logits.stride, first);
+}
+// From those sums over all parts: lse, which is top before, and logprob, which is at_target before. (1, N) each.
+template <class R>
+void join_parts(Device& d, View<R> lse, View<R> logprob, View<const R> exps, View<const int> targets) {
+    launch(d, Grid(lse.cols, 1).moves(lse, logprob, exps), join_parts_kernel<R>, lse.data,
+           PartSums<R>{const_cast<R*>(exps.data), logprob.data}, targets.data);
+}
+// dlogits: (N, V), overwritten: weight times the gradient of the log-probabilities. lse: of the whole vocabulary.
+template <class T>
+void part_gradient(Device& d, View<T> dlogits, View<const Real<T>> logits, View<const Real<T>> lse,
+                   View<const int> targets, Real<T> weight, long first) {
+    const LogitGrad<T> g{dlogits.data, dlogits.stride};
+    launch(d, Grid(logits.rows).moves(dlogits, logits), part_gradient_kernel<T>, g, logits.data, lse.data,
+           targets.data, weight, logits.cols, logits.stride, first);
+}
+
+// ---- of all of it ---------------------------------------------------------------------------------------------------
 // logprob, lse: (1, N), overwritten. logits: (N, V). targets: (1, N), each -1 or below V.
 template <class R>
 void logprobs_forward(Device& d, View<R> logprob, View<R> lse, View<const R> logits, View<const int> targets) {

@@ -35,7 +35,7 @@ template <class T> struct Model {
 
     explicit Model(const ModelShape& s)
         : shape(s), params(shape), rope(arena.take<Real<T>>(shape.rotary() ? shape.seq : 0, shape.head_dim)),
-          context{device, matmul, arena, shape, rope}, truth{shape, {}} {
+          context{device, matmul, arena, shape, rope, alone}, truth{shape, {}} {
         fill_rope(device, rope, rope_frequencies(shape));
         int which = 0;
         for (const Param& p : params.rows()) {

@@ -31,7 +31,7 @@ TEST_CASE_TEMPLATE("every element lies on as many ranks as the layout says, and 
             CAPTURE(l.name);
             Config c = base;
             c.shard = l.name == "hsdp" ? "fsdp" : l.name, c.replicate = l.name == "hsdp" ? 2 : 1;
-            const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
+            const Params params = params_of(c);
             Arena arena;
             const Trainer<T> t(c, params, arena, {mesh_of(c)});
             const long copies_if_sharded = l.name == "hsdp" ? 2 : 1, cut = l.name == "none" ? 3 : l.name == "zero1" ? 2 : l.name == "zero2";

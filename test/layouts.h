@@ -12,7 +12,7 @@ inline long padded(long n, long to) { return (n + to - 1) / to * to; }
 inline long unit_elements(const Params& p, int unit, long S) {
     long end = 0;
     for (const Param& row : p.rows())
-        if (row.unit == unit) end = (row.joined ? end : padded(end, 64)) + row.count();
+        if (row.unit == unit) end = (row.joined ? end : padded(end, 64)) + row.room;
     return padded(end, 64 * S);
 }
 
@@ -20,7 +20,7 @@ inline long unit_elements(const Params& p, int unit, long S) {
 struct Letters {
     long S, R, L, E, B;
     Letters(const Params& p, const Layout& l)
-        : S(l.shard == "none" ? 1 : l.ranks / l.replicate), R(l.ranks / S), L(p.units() - 1), E(unit_elements(p, 0, S)),
+        : S(l.shard == "none" ? 1 : l.dp() / l.replicate), R(l.dp() / S), L(p.units() - 1), E(unit_elements(p, 0, S)),
           B(unit_elements(p, 1, S)) {}
 };
 
@@ -94,7 +94,7 @@ inline void check_cell(const ModelShape& shape, const Layout& l, const Taken& on
     CAPTURE(a.where);
     CHECK(a.worst < 1e-11);
     CHECK(t.faults == std::vector<std::string>());
-    const Params params(shape, int(Letters(Params(shape), l).S));
+    const Params params = params_of(config_of(shape, l, "fp32"));
     const Sent closed = closed_ledger(params, l, 8, 8);
     for (const StepTaken& step : t.steps) CHECK(sent(step.ledger) == closed);
     CHECK(sent(t.plan.ledger) == closed);
@@ -170,7 +170,7 @@ inline void check_narrow(Layout l, const std::string& gather, const std::string&
     l.gather = gather, l.reduce = reduce;
     CAPTURE(l.text());
     const Taken t = run_layout<float>(shape, l, 8);
-    const Params params(shape, int(Letters(Params(shape), l).S));
+    const Params params = params_of(config_of(shape, l, "fp32"));
     const long w = gather == "bf16" ? 2 : 0, g = reduce == "bf16" ? 2 : 0;
     for (const StepTaken& step : t.steps) CHECK(sent(step.ledger) == closed_ledger(params, l, w ? w : 4, g ? g : 4));
     CHECK(sent(t.plan.ledger) == sent(t.steps[0].ledger));

@@ -59,7 +59,8 @@ template <class T> void check(const Case& k, Write write) {
     Matmul matmul(d);
     Arena arena(size_t(1) << 20);
     const ModelShape shape{};
-    Context<T> c{d, matmul, arena, shape, {}};
+    Comm comm(d);
+    Context<T> c{d, matmul, arena, shape, {}, comm};
     const Tensor<T> X(k.N, k.I, x), W(rows, cols, w), B(1, k.O, b), DY(k.N, k.O, dy);
     const Tensor<T> Y(k.N, k.O, Numbers(size_t(k.N * k.O), NAN)), DX(k.N, k.I, Numbers(size_t(k.N * k.I), NAN));
     const Tensor<R> DW(rows, cols, dw0), DB(1, k.O, db0);
@@ -97,7 +98,8 @@ TEST_CASE("a layer whose shapes do not fit is refused") {
     Matmul matmul(d);
     Arena arena(size_t(1) << 16);
     const ModelShape shape{};
-    Context<float> c{d, matmul, arena, shape, {}};
+    Comm comm(d);
+    Context<float> c{d, matmul, arena, shape, {}, comm};
     const Tensor<float> x(3, 5), w(4, 6), y(3, 4);
     CHECK_THROWS_AS(linear_forward<float>(c, y, x.in(), {w, {}, false}), Error);
     CHECK_THROWS_AS(linear_forward<float>(c, y, x.in(), {w, {}, true}), Error);

@@ -116,11 +116,11 @@ template <class T> struct Model {
 
 // body(trainer) of each of c.ranks ranks, as threads; each has exactly the memory that is planned for it.
 template <class T, class Body> void on_ranks(const Config& c, Body body) {
-    const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
-    const size_t bytes = plan_of<T>(c, params).peak;
+    const size_t bytes = plan_of<T>(c, params_of(c)).peak;
     ThreadWorld world;
     run_threads(world, int(c.ranks), [&](int rank) {
         const Mesh mesh = mesh_of(c, rank);
+        const Params params = params_of(c, mesh);
         ThreadEngine engine(world, mesh, Device{.team = 1});
         Arena arena(bytes);
         Trainer<T> t(c, params, arena, {mesh, &engine, 1});

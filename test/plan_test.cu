@@ -103,7 +103,7 @@ TEST_CASE_TEMPLATE("every layout: what its plan says = what each rank holds, cla
             CHECK(alternatives(c).size() == 5);
             for (const auto& [name, config] : alternatives(c)) {
                 CAPTURE(ranks); CAPTURE(micros); CAPTURE(name);
-                const Plan plan = plan_of<T>(config, Params(config.shape, mesh_of(config).size(Axis::dp_shard)));
+                const Plan plan = plan_of<T>(config, params_of(config));
                 const auto bytes = [](const Ledger& ledger) {
                     std::map<std::string, long> all;
                     for (const auto& [key, row] : ledger) all[key.text()] = row.bytes;

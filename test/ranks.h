@@ -13,9 +13,13 @@ struct Layout {
     long prefetch = 1;
     bool reshard = true;
     std::string gather = "", reduce = "";              // dtypes on the wire; "": the elements' own
+    long tp = 1;                                       // of the ranks
+    bool sp = false;
+    long dp() const { return ranks / tp; }
     std::string text() const {
-        return concat(shard, reshard ? "" : " without reshard", ", ", ranks, " ranks, replicate ", replicate, ", ", micros,
-                      " micro-batches, recompute ", recompute, ", prefetch ", prefetch, " ", gather, " ", reduce);
+        return concat(shard, reshard ? "" : " without reshard", ", ", ranks, " ranks, tp ", tp, sp ? " sp" : "",
+                      ", replicate ", replicate, ", ", micros, " micro-batches, recompute ", recompute, ", prefetch ",
+                      prefetch, " ", gather, " ", reduce);
     }
 };
 
@@ -37,17 +41,17 @@ inline Rows window_of(long step, long w) {
     return m;
 }
 
-// Enough sequences a micro-batch for the windows of a step on all ranks but one.
+// Enough sequences a micro-batch for the windows of a step on all data-parallel ranks but one.
 inline long batch_of(const Layout& l) {
-    const long slots = std::max(1L, l.ranks - 1) * l.micros;
+    const long slots = std::max(1L, l.dp() - 1) * l.micros;
     return (windows_a_step + slots - 1) / slots;
 }
 
-// The micro-batches of a rank. In every other step one rank, each in its turn, has nothing but padding; what is too much
-// for the others is padding too.
+// The micro-batches of a data-parallel rank. In every other step one, each in its turn, has nothing but padding; what is
+// too much for the others is padding too.
 inline std::vector<Rows> micros_of(const Layout& l, long step, long rank) {
-    const long batch = batch_of(l), idle = l.ranks > 1 && step % 2 ? step / 2 % l.ranks : -1;
-    const long active = l.ranks - (idle >= 0), place = rank - (idle >= 0 && rank > idle);
+    const long batch = batch_of(l), idle = l.dp() > 1 && step % 2 ? step / 2 % l.dp() : -1;
+    const long active = l.dp() - (idle >= 0), place = rank - (idle >= 0 && rank > idle);
     std::vector<Rows> sequences;
     for (long i = 0; i < l.micros * batch; ++i) {
         const long w = i * active + place;
@@ -72,57 +76,58 @@ struct Taken {
 };
 
 inline Config config_of(const ModelShape& shape, const Layout& l, const std::string& dtype) {
-    Config c = Model<float>::config_of(shape, {window_length, batch_of(l), l.micros * l.ranks}, l.recompute);
+    Config c = Model<float>::config_of(shape, {window_length, batch_of(l), l.micros * l.dp()}, l.recompute);
     c.dtype = dtype, c.eps = 1e-6;                     // a gradient that is 0 but for rounding must not move its weight
-    c.ranks = l.ranks, c.shard = l.shard, c.replicate = l.shard == "none" ? l.ranks : l.replicate;
+    c.ranks = l.ranks, c.shard = l.shard, c.replicate = l.shard == "none" ? l.dp() : l.replicate;
+    c.tp = l.tp, c.sp = l.sp;
     c.prefetch = l.prefetch, c.reshard_after_forward = l.reshard;
     c.gather_dtype = l.gather, c.reduce_dtype = l.reduce;
     return c;
 }
 
-// The segments of all units, put together from the parts that the ranks own.
+// The tensors of a model, put together from the parts that the ranks own.
 template <class T> struct Whole {
-    std::vector<std::vector<T>> units;
-    explicit Whole(const Params& p) {
-        for (int u = 0; u < p.units(); ++u) units.emplace_back(size_t(p.unit_size(u)), T(NAN));
+    Tensors tensors;
+    long dirty = 0, unequal = 0;                       // elements of no tensor that are not 0; that two ranks have otherwise
+    explicit Whole(const ModelShape& shape) {
+        const Params whole(shape);
+        for (const Param& p : whole.rows()) tensors[p.name] = Numbers(size_t(p.count()), NAN);
     }
-    void put(const std::vector<Part<T>>& parts) {
-        for (size_t u = 0; u < parts.size(); ++u)
-            std::copy_n(parts[u].data.data, parts[u].range.count, units[u].begin() + parts[u].range.first);
-    }
-    Tensors tensors(const Params& p) const {
-        Tensors all;
-        for (const Param& row : p.rows()) {
-            const auto from = units[size_t(row.unit)].begin() + row.offset;
-            all[row.name] = Numbers(from, from + row.count());
+    void put(const Params& params, const std::vector<Part<T>>& parts) {
+        for (size_t u = 0; u < parts.size(); ++u) {
+            const Part<T>& part = parts[u];
+            std::vector<T> rest(part.data.data, part.data.data + part.range.count);
+            for (const Param& p : params.rows()) {
+                const Range r = p.range().both(part.range);
+                if (size_t(p.unit) != u || r.count == 0) continue;
+                p.for_each_run({r.first - p.offset, r.count}, [&](long mine, long at, long n) {
+                    T* const from = rest.data() + (p.offset + mine - part.range.first);
+                    for (long i = 0; i < n; ++i) {
+                        double& to = tensors.at(p.name)[size_t(at + i)];
+                        unequal += !std::isnan(to) && to != double(from[i]);
+                        to = double(from[i]), from[i] = T(0);
+                    }
+                });
+            }
+            dirty += std::count_if(rest.begin(), rest.end(), [](T x) { return !(x == T(0)); });
         }
-        return all;
-    }
-    // Elements that belong to no tensor and are not 0.
-    long dirty(const Params& p) const {
-        auto rest = units;
-        for (const Param& row : p.rows())
-            std::fill_n(rest[size_t(row.unit)].begin() + row.offset, row.count(), T(0));
-        long n = 0;
-        for (const auto& unit : rest) n += std::count_if(unit.begin(), unit.end(), [](T x) { return !(x == T(0)); });
-        return n;
     }
 };
 
-// Trains `steps` steps; micros(step, rank) are what a rank reads.
+// Trains `steps` steps; micros(step, rank) are what a data-parallel rank reads.
 template <class T, class Micros>
 Taken run_ranks(const Config& config, long steps, Micros micros) {
     using R = Real<T>;
-    const Params params(config.shape, mesh_of(config).size(Axis::dp_shard));
     Taken taken;
-    taken.plan = plan_of<T>(config, params);
+    taken.plan = plan_of<T>(config, params_of(config));
     taken.steps.resize(size_t(steps));
-    std::vector<Whole<R>> grads(static_cast<size_t>(steps), Whole<R>(params));
-    Whole<T> weights(params);
+    std::vector<Whole<R>> grads(static_cast<size_t>(steps), Whole<R>(config.shape));
+    Whole<T> weights(config.shape);
     std::mutex mutex;
     ThreadWorld world;
     run_threads(world, int(config.ranks), [&](int rank) {
         const Mesh mesh = mesh_of(config, rank);
+        const Params params = params_of(config, mesh);
         ThreadEngine engine(world, mesh, Device{.team = 1});
         Arena arena(taken.plan.peak);
         Trainer<T> t(config, params, arena, {mesh, &engine, 1});
@@ -134,32 +139,38 @@ Taken run_ranks(const Config& config, long steps, Micros micros) {
         };
         for (long s = 0; s < steps; ++s) {
             t.comm.ledger.clear();
-            const StepResult r = train_step(t, micros(s, rank));
+            const StepResult r = train_step(t, micros(s, mesh.dp_rank()));
             StepTaken& step = taken.steps[size_t(s)];
-            if (writes) grads[size_t(s)].put(owned_parts<R>(params, t.weights, t.grads));
+            if (const std::lock_guard lock(mutex); writes)
+                grads[size_t(s)].put(params, owned_parts<R>(params, t.weights, t.grads));
             if (rank == 0) step.result = r, step.ledger = t.comm.ledger;
             const auto [loss, norm] = t.agree({rank ? 0 : r.loss, rank ? 0 : r.grad_norm}, "test");
             if (loss != r.loss || norm != r.grad_norm) fault(concat("another loss or norm than rank 0 in step ", s));
         }
-        if (writes) weights.put(owned_units(params, t.weights));
+        if (const std::lock_guard lock(mutex); writes) weights.put(params, owned_units(params, t.weights));
         t.meet();
-        for (int u = 0; u < params.units(); ++u) {     // and what is gathered is that, on every rank
-            auto w = t.weights.gather(u);
-            const Param& first = *std::ranges::find(params.rows(), u, &Param::unit);   // at offset 0
-            Weights<T> views = *w;
-            const std::vector<T>& whole = weights.units[size_t(u)];
-            if (std::memcmp(views.at(first.place).data, whole.data(), whole.size() * sizeof(T)) != 0)
-                fault(concat("gathers another unit ", u));
+        std::vector<T> gathered;                       // and what is gathered is that, on every rank
+        for (const Param& p : params.rows()) {
+            auto w = t.weights.gather(p.unit);
+            gathered.assign(w->flat.data + p.offset, w->flat.data + p.offset + p.count());
             t.weights.release(w);
+            bool same = true;
+            p.for_each_run({0, p.count()}, [&](long mine, long at, long n) {
+                for (long i = 0; i < n; ++i)
+                    same = same && double(gathered[size_t(mine + i)]) == weights.tensors.at(p.name)[size_t(at + i)];
+            });
+            if (!same) fault("gathers another " + p.name);
         }
         if (rank == 0) taken.parts = arena.parts(), taken.peak = arena.peak();
     });
     for (size_t s = 0; s < grads.size(); ++s) {
-        taken.steps[s].grads = grads[s].tensors(params);
-        if (grads[s].dirty(params)) taken.faults.push_back("gradients between the tensors");
+        taken.steps[s].grads = grads[s].tensors;
+        if (grads[s].dirty) taken.faults.push_back("gradients between the tensors");
+        if (grads[s].unequal) taken.faults.push_back("gradients of one tensor that ranks of tp have otherwise");
     }
-    taken.weights = weights.tensors(params);
-    if (weights.dirty(params)) taken.faults.push_back("weights between the tensors");
+    taken.weights = weights.tensors;
+    if (weights.dirty) taken.faults.push_back("weights between the tensors");
+    if (weights.unequal) taken.faults.push_back("weights of one tensor that ranks of tp have otherwise");
     return taken;
 }
 template <class T> Taken run_layout(const ModelShape& shape, const Layout& l, long steps) {

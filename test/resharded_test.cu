@@ -41,12 +41,12 @@ struct Going {
     std::function<void(int, const std::vector<Rows>&)> see = [](int, const std::vector<Rows>&) {};
 };
 template <class T, class Look> std::vector<StepResult> go(const Config& c, const Going& g, Look look) {
-    const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
-    const Plan plan = plan_of<T>(c, params);
+    const Plan plan = plan_of<T>(c, params_of(c));
     std::vector<StepResult> results;
     ThreadWorld world;
     run_threads(world, int(c.ranks), [&](int rank) {
         const Mesh mesh = mesh_of(c, rank);
+        const Params params = params_of(c, mesh);
         ThreadEngine engine(world, mesh, Device{.team = 1});
         Arena arena(plan.peak);
         Trainer<T> t(c, params, arena, {mesh, &engine, 1});

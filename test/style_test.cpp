@@ -21,7 +21,7 @@ using Names = std::set<std::string>;
 // Host-only headers see no kernel at all.
 const std::map<std::string, int> layers = {
     {"device.h", 10}, {"memory.h", 15}, {"mesh.h", 16}, {"comm.h", 18}, {"kernels.h", 20}, {"shape.h", 30}, {"params.h", 35}, {"lease.h", 40}, {"wire.h", 42}, {"zero.h", 45}, {"fsdp.h", 45},
-    {"linear.h", 50}, {"gpt.h", 60}, {"state.h", 65}, {"stats.h", 70}, {"generate.h", 70}, {"gradcheck.h", 70}, {"trainer.h", 80}, {"plan.h", 85}, {"traffic.h", 85},
+    {"linear.h", 50}, {"tp.h", 55}, {"gpt.h", 60}, {"state.h", 65}, {"stats.h", 70}, {"generate.h", 70}, {"gradcheck.h", 70}, {"trainer.h", 80}, {"plan.h", 85}, {"traffic.h", 85},
     {"commands.h", 90}, {"train_gpt.cu", 100},
 };
 const std::map<std::string, int> host_layers = {
@@ -375,15 +375,15 @@ TEST_CASE("files, lines and functions keep to their budgets") {
     }
 }
 
-TEST_CASE("the core has at most 4000 lines of code, all of it at most 10600") {
+TEST_CASE("the core has at most 4200 lines of code, all of it at most 11000") {
     long core = 0, whole = 0;
     for (const auto& [file, text] : tree().text) {
         if (!is_source(file)) continue;
         whole += code_lines(text);
         if (!not_core.count(file) && !starts(file, "comm/") && !host_layers.count(front_of(file))) core += code_lines(text);
     }
-    CHECK(core <= 4000);
-    CHECK(whole <= 10600);
+    CHECK(core <= 4200);
+    CHECK(whole <= 11000);
     CHECK(core > 0);
 }
 

@@ -162,7 +162,7 @@ TEST_CASE("C9: ranks of every mesh read each window of an epoch once, and all ra
         c.batch = 1, c.tokens_per_step = 4 * 3 * window_length;
         std::multiset<long> read;
         for (int rank = 0; rank < 4; ++rank) {
-            const Params params(c.shape, mesh_of(c).size(Axis::dp_shard));
+            const Params params = params_of(c);
             Arena dry;
             Trainer<float> t(c, params, dry, {mesh_of(c, rank)});
             for (long step = 0; step < 2; ++step) {
@@ -198,7 +198,7 @@ TEST_CASE("mixed precision holds 4 + 4 bytes a parameter with DDP, 4/N more or l
             const Layout l{.shard = shard, .ranks = ranks, .micros = 2};
             CAPTURE(l.text());
             const Config c = config_of(shape, l, "bf16");
-            const Params params(shape, int(Letters(Params(shape), l).S));
+            const Params params = params_of(config_of(shape, l, "fp32"));
             const Plan plan = plan_of<bf16>(c, params);
             check_memory(closed_memory(params, l, 2, 4), plan.parts);
             CHECK(sent(plan.ledger) == closed_ledger(params, l, 2, 4));
