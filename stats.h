@@ -42,7 +42,8 @@ public:
         for (size_t i = 0; i < std::size(all); ++i) {
             const bool norm = i == 0 || i == 4, stream = i == 3 || i == 7;   // the same on all ranks of tp, but rows
             const bool apart = stream ? all[i].rows < a.qkv.rows : !norm;
-            if (block == 0) counts_[i] += double(all[i].count()) * comm_.mesh.dp() * (apart ? comm_.size(Axis::tp) : 1);
+            const int ranks = comm_.mesh.dp() * (apart ? comm_.size(Axis::tp) : 1);
+            if (block == 0) counts_[i] += double(all[i].count()) * ranks;
             if (apart || comm_.mesh.at(Axis::tp) == 0)
                 add_magnitudes<T>(d, activations_.row_range(block * long(std::size(all)) + long(i), 1), all[i], parts_);
         }

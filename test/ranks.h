@@ -149,17 +149,18 @@ Taken run_ranks(const Config& config, long steps, Micros micros) {
         }
         if (const std::lock_guard lock(mutex); writes) weights.put(params, owned_units(params, t.weights));
         t.meet();
-        std::vector<T> gathered;                       // and what is gathered is that, on every rank
-        for (const Param& p : params.rows()) {
-            auto w = t.weights.gather(p.unit);
-            gathered.assign(w->flat.data + p.offset, w->flat.data + p.offset + p.count());
+        for (int u = 0; u < params.units(); ++u) {     // and what is gathered is that, on every rank
+            auto w = t.weights.gather(u);
+            for (const Param& p : params.rows()) {
+                const T* const gathered = w->flat.data + p.offset;
+                bool same = true;
+                if (p.unit == u) p.for_each_run({0, p.count()}, [&](long mine, long at, long n) {
+                    for (long i = 0; i < n; ++i)
+                        same = same && double(gathered[mine + i]) == weights.tensors.at(p.name)[size_t(at + i)];
+                });
+                if (!same) fault("gathers another " + p.name);
+            }
             t.weights.release(w);
-            bool same = true;
-            p.for_each_run({0, p.count()}, [&](long mine, long at, long n) {
-                for (long i = 0; i < n; ++i)
-                    same = same && double(gathered[size_t(mine + i)]) == weights.tensors.at(p.name)[size_t(at + i)];
-            });
-            if (!same) fault("gathers another " + p.name);
         }
         if (rank == 0) taken.parts = arena.parts(), taken.peak = arena.peak();
     });
