@@ -40,7 +40,7 @@ public:
         if (!due_) return;
         const View<const T> all[] = {a.norm1, a.qkv, a.att, a.mid, a.norm2, a.up, a.act, a.out};
         for (size_t i = 0; i < std::size(all); ++i) {
-            const bool norm = i == 0 || i == 4, stream = i == 3 || i == 7;   // the same on all ranks of tp, but rows
+            const bool norm = i == 0 || i == 4, stream = i == 3 || i == 7;   // the same on all of tp, but for rows
             const bool apart = stream ? all[i].rows < a.qkv.rows : !norm;
             const int ranks = comm_.mesh.dp() * (apart ? comm_.size(Axis::tp) : 1);
             if (block == 0) counts_[i] += double(all[i].count()) * ranks;
