@@ -53,7 +53,8 @@ public:
         for (size_t i = 0; due_ && i < params_.rows().size(); ++i) {
             const Param& p = params_.rows()[i];
             const AdamSpan<T> span = optimizer.span(grads, p.unit, {p.offset, p.count(), p.decay()});
-            if (span.n > 0 && params_.counts(p)) add_adamw_squares<T>(d, tensors_.row_range(long(i), 1), span, state, parts_);
+            if (span.n > 0 && params_.counts(p))
+                add_adamw_squares<T>(d, tensors_.row_range(long(i), 1), span, state, parts_);
         }
         if (!due_) return;
         copy<double, double>(d, largest_, View<const double>(activations_));

@@ -6,11 +6,11 @@
 //   tensor parallel          -       | sum        sum     | -          sum     | -          sums and a maximum | -
 //   and sequence (--sp)      gather  | scatter    scatter | gather     scatter | gather     the same
 // So both send 8 (t-1)/t N C elements a block and half as much at the ends; with --sp the residual stream and its norms
-// have N/t rows a rank. --recompute selective: with --sp two gathers a block more; full: what the forward pass sent once
-// more. (Shoeybi et al. 2019; Korthikanti et al. 2022.) The adjoint of a gather is a scatter; that of a sum is nothing,
-// as every rank does what follows it. Biases behind a sum are added by the first rank. What every rank has whole has the
-// same gradient on all, but for what saw only a rank's heads or rows: share_of() in params.h says which, and
-// sum_shared_grads() adds those. On one rank all this does nothing.
+// have N/t rows a rank. --recompute selective: with --sp two gathers a block more; full: what the forward pass sent
+// once more. (Shoeybi et al. 2019; Korthikanti et al. 2022.) The adjoint of a gather is a scatter; that of a sum is
+// nothing, as every rank does what follows it. Biases behind a sum are added by the first rank. What every rank has
+// whole has the same gradient on all, but for what saw only a rank's heads or rows: share_of() in params.h says which,
+// and sum_shared_grads() adds those. On one rank all this does nothing.
 #pragma once
 #include "kernels/copy.h"
 #include "kernels/embed.h"
