@@ -145,15 +145,12 @@ void sum_shared_grads(Context<T>& c, const Params& params, const WeightStore<T>&
 template <class T>
 void gather_tensor(Context<T>& c, const Param& whole, Input<T> mine, T* to) {
     const int t = whole.split() ? c.comm.size(Axis::tp) : 1;
+    if (t == 1) return copy_bytes(c.device, to, mine.data, to ? size_t(mine.count()) * sizeof(T) : 0);
     const long room = whole.cut({t, 0}).room;
     Scratch s(c.scratch);
-    View<const T> all = mine;
-    if (t > 1) {
-        const auto parts = s.take<T>(1, t * room), place = parts.col_range(c.comm.mesh.at(Axis::tp) * room, room);
-        copy_bytes(c.device, place.data, mine.data, size_t(mine.cols) * sizeof(T));
-        c.comm.await(c.comm.gather(Axis::tp, parts, View<const T>(place), {"weights"}));
-        all = parts;
-    }
+    const auto all = s.take<T>(1, t * room), place = all.col_range(c.comm.mesh.at(Axis::tp) * room, room);
+    copy_bytes(c.device, place.data, mine.data, size_t(mine.count()) * sizeof(T));
+    c.comm.await(c.comm.gather(Axis::tp, all, View<const T>(place), {"weights"}));
     if (!to) return;
     std::vector<T> host(static_cast<size_t>(all.cols));
     copy_bytes(c.device, host.data(), all.data, host.size() * sizeof(T));

@@ -82,7 +82,7 @@ __global__ void part_sums_kernel(PartSums<R> sums, const R* z, const R* top, con
                                  long first) {
     const long n = blockIdx.x, at = targets[n] - first;
     R sum = 0;
-    z += n * stride;
+    z += blockIdx.x * stride;
     for (long v = threadIdx.x; v < V; v += blockDim.x) sum += fast_exp(z[v] - top[n]);
     sum = block_sum(sum);
     if (threadIdx.x == 0) sums.exp[n] = sum, sums.target[n] = at >= 0 && at < V ? z[at] - top[n] : R(0);
