@@ -98,6 +98,7 @@ inline Param Param::cut(Slice s) const {
         const long part = (rows + s.ranks - 1) / s.ranks;
         p.first_row = std::min(rows, s.rank * part), p.rows = std::min(part, rows - p.first_row);
         p.room = part * cols;
+        require(p.rows > 0, "params: each rank of tp has some of the vocabulary");
         return p;
     }
     const long part = cols / stacked, mine = part / s.ranks;

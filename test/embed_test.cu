@@ -72,6 +72,32 @@ TEST_CASE_TEMPLATE("the gradient sums a token's places, adds, and repeats bit fo
             });
 }
 
+TEST_CASE_TEMPLATE("parts of a vocabulary add up to its embeddings, and have their rows of its gradient", T, float, double) {
+    const long C = 33;
+    for_each_block_size([&](Device& d) {
+        const Numbers wte = noise<T>(V * C, 1), dx = noise<T>(N * C, 3);
+        const Tensor<int> t = on_device(tokens);
+        const DeviceRuns runs{Runs(tokens, V)};
+        const Tensor<T> te(V, C, wte), tdx(N, C, dx);
+        Tensor<T> x(N, C), dw(V, C, Numbers(size_t(V * C), 0));
+        embed_forward<T>(d, x, t.in(), te.in(), {}, {});
+        embed_backward<T>(d, dw, tdx.in(), runs.views());
+        Numbers sum(size_t(N * C), 0), rows;
+        for (const auto& [first, end] : {std::pair(0L, 2L), {2L, 5L}, {5L, V}}) {
+            const Tensor<T> part((end - first), C, Numbers(wte.begin() + first * C, wte.begin() + end * C));
+            Tensor<T> y(N, C), g(end - first, C, Numbers(size_t((end - first) * C), 0));
+            embed_forward<T>(d, y, t.in(), part.in(), {}, {}, first);
+            embed_backward<T>(d, g, tdx.in(), runs.views(), first);
+            for (size_t i = 0; i < sum.size(); ++i) sum[i] += y.get()[i];
+            const Numbers here = g.get();
+            rows.insert(rows.end(), here.begin(), here.end());
+            y.check_guard(), g.check_guard();
+        }
+        CHECK(sum == x.get());
+        CHECK(rows == dw.get());
+    });
+}
+
 TEST_CASE("a token that does not occur keeps its gradient bit for bit") {
     Device d;
     const DeviceRuns runs{Runs(tokens, V)};

@@ -109,6 +109,56 @@ TEST_CASE_TEMPLATE("cross-entropy equals the fp64 log-sum-exp; each gradient row
         });
 }
 
+// Parts of the columns, each as a rank would have it; their maxima and sums are put together on the host.
+TEST_CASE_TEMPLATE("parts of a vocabulary give the log-probabilities and the gradient of the whole", T, float, bf16, double) {
+    using R = Real<T>;
+    for (const auto& [N, V, scale] : {Size{7, 101, 5}, {3, 7, 40}, {3, 300, 20}})
+        for_each_block_size([&, N = N, V = V, scale = scale](Device& d) {
+            CAPTURE(N); CAPTURE(V);
+            const std::vector<int> targets = some_targets(N, V);
+            const Tensor<int> tt = on_device(targets);
+            const Numbers z = logits<R>(N * V, scale);
+            const Truth truth = loss_truth(z, targets);
+            const Numbers want = gradient(truth, targets, Numbers(size_t(N), -0.25));
+            const std::vector<long> firsts{0, 3, V / 2, V};   // the first of a part: two ids near the begin, and so on
+            const auto columns = [&](const Numbers& all, size_t part) {
+                Numbers some;
+                for (size_t n = 0; n < size_t(N); ++n)
+                    some.insert(some.end(), all.begin() + long(n) * V + firsts[part],
+                                all.begin() + long(n) * V + firsts[part + 1]);
+                return some;
+            };
+            Numbers top(size_t(N), -INFINITY), exps(top.size(), 0), at(top.size(), 0);
+            for (size_t part = 0; part < 3; ++part) {
+                const Tensor<R> tz(N, firsts[part + 1] - firsts[part], columns(z, part));
+                Tensor<R> most(1, N);
+                row_max<R>(d, most, tz.in());
+                for (size_t n = 0; n < top.size(); ++n) top[n] = std::max(top[n], most.get()[n]);
+                most.check_guard();
+            }
+            Tensor<R> lse(1, N, top);
+            for (size_t part = 0; part < 3; ++part) {
+                const Tensor<R> tz(N, firsts[part + 1] - firsts[part], columns(z, part));
+                Tensor<R> e(1, N), a(1, N);
+                part_sums<R>(d, e, a, tz.in(), lse.in(), tt.in(), firsts[part]);
+                for (size_t n = 0; n < top.size(); ++n) exps[n] += e.get()[n], at[n] += a.get()[n];
+            }
+            Tensor<R> logprob(1, N, at), sums(1, N, exps);
+            join_parts<R>(d, lse, logprob, sums.in(), tt.in());
+            CHECK(relative_error(truth.lse, lse.get()) <= tolerance<R>());
+            CHECK(relative_error(truth.logprob, logprob.get()) <= tolerance<R>());
+            for (size_t part = 0; part < 3; ++part) {
+                const long width = firsts[part + 1] - firsts[part];
+                const Tensor<R> tz(N, width, columns(z, part));
+                Tensor<T> dz(N, width, noise<T>(N * width, 3));
+                part_gradient<T>(d, dz, tz.in(), lse.in(), tt.in(), R(-0.25), firsts[part]);
+                CHECK(relative_error(columns(want, part), dz.get()) <= 3 * tolerance<T>());
+                dz.check_guard();
+            }
+            lse.check_guard(), logprob.check_guard();
+        });
+}
+
 TEST_CASE("the gradient equals finite differences of the weighted sum of log-probabilities") {
     Device d;
     d.threads = 64;
