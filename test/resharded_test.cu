@@ -26,7 +26,15 @@ const Corpus& words() {                                // 40 windows: the second
     return c;
 }
 
-Config config_of(const Layout& l, const std::string& dtype = "fp64", const ModelShape& shape = small_shape("llama", true)) {
+// Heads, hidden units and ids that four ranks of tp can share; the ids unevenly.
+ModelShape cut_shape(const std::string& family, bool tied, long vocab = 33) {
+    ModelShape s = small_shape(family, tied);
+    s.heads = 8, s.kv_heads = family == "gpt2" ? 8 : 4, s.ffn = 20, s.vocab = vocab;
+    if (family == "gpt2") s.dim = 8 * s.head_dim;
+    return s;
+}
+
+Config config_of(const Layout& l, const std::string& dtype = "fp64", const ModelShape& shape = cut_shape("llama", true)) {
     Config c = test::config_of(shape, l, dtype);
     c.batch = 1, c.tokens_per_step = step_windows * window_length, c.keep = 0;
     return c;
@@ -115,7 +123,9 @@ const std::vector<Layout> layouts = {
     {.shard = "zero1", .ranks = 2}, {.shard = "zero1", .ranks = 4, .replicate = 2},
     {.shard = "zero2", .ranks = 3}, {.shard = "zero2", .ranks = 4}, {.shard = "fsdp", .ranks = 2},
     {.shard = "fsdp", .ranks = 3}, {.shard = "fsdp", .ranks = 4}, {.shard = "fsdp", .ranks = 4, .replicate = 2},
-    {.shard = "fsdp", .ranks = 8}};
+    {.shard = "fsdp", .ranks = 8}, {.ranks = 2, .tp = 2}, {.shard = "fsdp", .ranks = 8, .tp = 4},
+    {.shard = "zero1", .ranks = 4, .tp = 2, .sp = true}, {.shard = "fsdp", .ranks = 8, .replicate = 2, .tp = 2},
+    {.shard = "zero2", .ranks = 8, .tp = 4, .sp = true}};
 
 }  // namespace
 
@@ -150,6 +160,46 @@ TEST_CASE("C15: a run goes on in any layout from a checkpoint of any other, and 
             CHECK((files_of(step_of(out, 6)) == files_of(step_of(run, 6))));
         }
     }
+}
+
+TEST_CASE("what tp=4 x fsdp=2 saved is saved again at tp=1, or tp=2 x zero1, byte for byte, with as many ids as there are") {
+    for (const std::string family : {"gpt2", "llama", "qwen3"})
+        for (const auto& [dtype, vocab] : {std::pair{"fp64", 33L}, {"bf16", 101L}}) {
+            CAPTURE(family); CAPTURE(dtype);
+            const TempFolder temp;
+            const ModelShape shape = cut_shape(family, family == "llama", vocab);
+            const auto again = [&](auto type, const Layout& l, const std::string& from, const std::string& run) {
+                using T = decltype(type);
+                CAPTURE(l.text());
+                const Config c = config_of(l, dtype, shape);
+                go<T>(c, {.from = from, .run = "", .last = from.empty() ? 2 : 0}, [&](auto& t, int) {
+                    save(t, words(), Tokenizer::bytes(), run);
+                });
+                const SafetensorsFile file(step_of(run, 2) + "/model.safetensors");
+                const TensorInfo* const head = file.find(family == "gpt2"    ? "transformer.wte.weight"
+                                                         : family == "llama" ? "model.embed_tokens.weight"
+                                                                             : "lm_head.weight");
+                REQUIRE(head);
+                CHECK(head->shape == std::vector<long>{vocab, shape.dim});
+                return content_of<T>(step_of(run, 2), c);
+            };
+            const auto all = [&](auto type) {
+                const std::string first = step_of(temp / "first", 2);
+                const auto saved = again(type, {.shard = "fsdp", .ranks = 8, .tp = 4}, "", temp / "first");
+                for (const Layout& l : {Layout{}, {.shard = "zero1", .ranks = 4, .tp = 2}, {.ranks = 4, .tp = 4, .sp = true}}) {
+                    const std::string run = temp / concat("again", l.ranks, l.tp);
+                    CHECK((again(type, l, first, run) == saved));
+                    for (const char* name : {"/config.json", "/model.safetensors"})
+                        CHECK((get(first + name) == get(step_of(run, 2) + name)));
+                    REQUIRE(state_files(step_of(run, 2)).size() == size_t(l.ranks));
+                    const std::string back = temp / concat("back", l.ranks, l.tp);
+                    again(type, {.shard = "fsdp", .ranks = 8, .tp = 4}, step_of(run, 2), back);
+                    CHECK((files_of(step_of(back, 2)) == files_of(first)));
+                }
+            };
+            if (dtype == std::string("fp64")) all(double{});
+            else all(bf16{});
+        }
 }
 
 TEST_CASE("C2: the windows of a run are the same, in the same order, whatever ranks, micro-batches and stops it has") {
@@ -193,7 +243,8 @@ TEST_CASE("C2: the windows of a run are the same, in the same order, whatever ra
 TEST_CASE("C4: with weights rounded at random a stop changes no bit, and each element has its own numbers in any layout") {
     for (const std::string master : {"none", "fp32"})
         for (const Layout& l : {Layout{}, {.shard = "fsdp", .ranks = 4, .replicate = 2},
-                                {.shard = "zero1", .ranks = 4, .replicate = 2}, {.ranks = 4}}) {
+                                {.shard = "zero1", .ranks = 4, .replicate = 2}, {.ranks = 4},
+                                {.shard = "fsdp", .ranks = 4, .tp = 2, .sp = true}}) {
             CAPTURE(master);
             CAPTURE(l.text());
             const TempFolder temp;
