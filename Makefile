@@ -30,7 +30,7 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all train test tests headers tsan tsan-ranks matrix parity mutants bug copytest fuzz kill-test test-long clang cuda
+.PHONY: all train test tests headers tsan tsan-ranks matrix parity reference mutants bug copytest fuzz kill-test test-long clang cuda
 .PHONY: deps doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
@@ -222,14 +222,17 @@ $(BUILD)/headers/%.ok: % $(BUILD)/flags
 	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include $< /dev/null
 	@touch $@
 
+# The same steps in many layouts of 8 ranks: loss, norm, bytes by axis, memory; fails if they are not equal.
+parity: $(PROGRAM)
+	@lessons/parity.sh
 # What PyTorch and transformers compute, next to what this program does: the worst errors, a row a model.
-parity:
+reference:
 	@$(MAKE) --no-print-directory test SUITE=parity && sed -n 's/^parity: //p' $(BUILD)/test_kernels.log
 
 # The pictures of the README, by headless Chromium (dev/pictures).
 pictures: $(PROGRAM)
 	@dev/pictures.sh
-# The outputs and pictures of lessons/*.md: anew, or compared with what is there. Exercises on a copy of the source.
+# The outputs and pictures of README.md and lessons/*.md: anew, or compared with what is there. Exercises on a copy of the source.
 docs: $(PROGRAM)
 	@PROGRAM=$(PROGRAM) dev/docs.sh
 docs-check: $(PROGRAM)
@@ -350,9 +353,10 @@ help:
 	@echo "make deps        install what is required (ALL=1: what is optional too)"
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"
 	@echo "make mutants     breaks a line at a time: a suite must notice    make bug NAME=...  trains with and without one"
-	@echo "make parity      the worst errors against PyTorch and transformers, a row a model"
+	@echo "make parity      the same steps in 16 layouts of 8 ranks: loss and norm to 9 digits, bytes by axis, memory"
+	@echo "make reference   the worst errors against PyTorch and transformers, a row a model"
 	@echo "make pictures    the README's pictures of run.html and of three runs, by headless Chromium"
-	@echo "make docs        the outputs and pictures of lessons/*.md anew (make docs-check: are they still true?)"
+	@echo "make docs        what README.md and lessons/*.md show of it, anew (make docs-check: are they still true?)"
 	@echo "make exercise NAME=ddp   lines of the source to write again, in a copy; make grade NAME=ddp   are you there?"
 	@echo "make bench       a step next to its own matrix products, speed and memory of its pieces (BENCH='124M-B4-T64 bf16')"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"

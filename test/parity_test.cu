@@ -1,6 +1,6 @@
 // parity_test.cu - logits, loss, gradients and AdamW are those of PyTorch and transformers, for each family.
 // test/fixtures/ holds what they computed (dev/reference/make_fixtures.py); a pretrained model is read where it lies.
-// `make parity` shows the table that this suite prints.
+// `make reference` shows the table that this suite prints.
 #include "test/host.h"
 #include "test/model.h"
 #include <cstdio>
