@@ -232,8 +232,8 @@ inline void Comm::await(Pending& p) {
     ledger[{c.axis, c.op, p.purpose.what}].ms += milliseconds_since(begin);
     if (device.watch)
         device.watch->travelled({.where = c.where, .bytes = double(ring_bytes(c, size(c.axis))), .lane = Lane::wire,
-                                  .op = op_names[int(c.op)], .what = p.purpose.what, .unit = p.purpose.unit,
-                                  .ranks = size(c.axis)}, latest);
+                                  .op = op_names[int(c.op)], .what = p.purpose.what, .axis = axis_names[int(c.axis)],
+                                  .unit = p.purpose.unit, .ranks = size(c.axis)}, latest);
     p = {};
 }
 

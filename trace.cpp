@@ -31,7 +31,10 @@ const std::vector<Kind> kinds = {
                                {"activation_backward", "the gradient before GELU or SwiGLU"}}},
     {"ends", "#e45756", {{"embed_forward", "a row of the embedding for each token"},
                          {"embed_backward", "the rows' gradients, token by token"},
-                         {"cross_entropy", "the loss, and the gradient of the logits in their place"}}},
+                         {"cross_entropy", "the loss, and the gradient of the logits in their place"},
+                         {"row_max", "the largest logit of each row"}, {"part_sums", "of e^logits, of this rank's ids"},
+                         {"join_parts", "log-probabilities, from the sums of all ranks"},
+                         {"part_gradient", "the gradient of this rank's logits in their place"}}},
     {"optimizer", "#9d755d", {{"sum_squares", "for the norm"}, {"adamw", "new moments and weights"},
                               {"decide", "the norm; clips it; skips the step if it is not finite"}}},
     {"data", "#72b7b2", {{"next_rows", "reads tokens and targets"}, {"upload", "tokens and targets to the device"}}},
@@ -77,8 +80,8 @@ std::string sentence(const Event& e, long pieces = 1) {
     const auto& words = kind_of(e).operations;
     std::string text = e.name;
     if (w.ranks > 1) {
-        text.replace(text.find(' '), 1, " of the ");
-        text += concat(w.unit < 0 ? "" : " of " + unit_name(w.unit), " among ", w.ranks, " ranks");
+        if (w.unit >= 0) text.insert(text.find(" on "), " of " + unit_name(w.unit));
+        text = text.replace(text.find(' '), 1, " of the ") + concat(" among ", w.ranks, " ranks");
     } else if (!words.empty()) text += concat(": ", words.at(e.name));
     if (w.rows) text += format(", (%ld x %ld) (%ld x %ld)", w.rows, w.inner, w.inner, w.cols);
     if (pieces > 1) text += format(", %ld times", pieces);
@@ -105,7 +108,7 @@ Event Trace::event(const Work& work) const {
     e.work = work, e.rank = rank_, e.step = step_, e.micro = micro_;
     e.unit = work.unit >= 0 ? work.unit : leased_.empty() ? -1 : leased_.back();
     std::snprintf(e.name, sizeof e.name, "%s", operation(work).c_str());
-    e.work.where = {}, e.work.op = e.work.what = nullptr;   // pointers: of no use to another process
+    e.work.where = {}, e.work.op = e.work.what = e.work.axis = nullptr;   // pointers: of no use to another process
     e.begin = now();
     return e;
 }
@@ -149,7 +152,7 @@ void Trace::travelled(const Work& work, long latest) {
 
 // Compilers say "View<T> baretrain::f(View<T>) [with T = float]", and in a lambda "baretrain::f<float>(View<T>)::...".
 std::string operation(const Work& work) {
-    if (work.op) return concat(work.op, " ", work.what);
+    if (work.op) return concat(work.op, " ", work.what, " on ", work.axis);
     const std::string name = work.where.function_name(), head = name.substr(0, name.find('('));
     const size_t end = head.ends_with('>') ? head.find('<') : head.size();
     const size_t begin = head.find_last_of(" :*&", end - 1) + 1;

@@ -58,7 +58,7 @@ private:
     size_t open_ = 0;                                  // the event that has begun
 };
 
-std::string operation(const Work& work);               // the function that it was started from; "gather weights"
+std::string operation(const Work& work);               // the function that it was started from; "sum control on tp"
 std::string trace_json(const Events& ranks);           // Chrome's trace event format: a process a rank, a thread a lane
 std::string trace_html(const Events& ranks, size_t planned);   // two lanes a rank over its memory; planned: bytes
 std::string explain(const Events& step);               // numbered sentences; what repeats is said once

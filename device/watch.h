@@ -15,7 +15,7 @@ struct Work {
     double bytes = 0, flops = 0;
     Lane lane = Lane::compute;
     long rows = 0, inner = 0, cols = 0;
-    const char *op = nullptr, *what = nullptr;         // of a collective: which, and of what
+    const char *op = nullptr, *what = nullptr, *axis = nullptr;   // of a collective: which, of what, and where
     long unit = -1, ranks = 1;                         // of a collective: what it was started for, among how many
 };
 

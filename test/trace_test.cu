@@ -54,7 +54,8 @@ std::vector<Rows> rows_for(const Sizes& z) {
 }
 Work work(double bytes, double flops = 0, Lane lane = Lane::compute) { return {Where::current(), bytes, flops, lane}; }
 Work sent(double bytes, const char* op, const char* what, long unit) {
-    return {.where = Where::current(), .bytes = bytes, .lane = Lane::wire, .op = op, .what = what, .unit = unit, .ranks = 3};
+    return {.where = Where::current(), .bytes = bytes, .lane = Lane::wire, .op = op, .what = what,
+            .axis = "dp_shard", .unit = unit, .ranks = 3};
 }
 Events joined(Events first, const Events& second) {
     first.insert(first.end(), second.begin(), second.end());
@@ -255,7 +256,7 @@ TEST_CASE("a collective travels once the last rank has started it and the wire i
     CHECK((e[1].begin == 1000 && e[1].end == 1300 && e[2].begin == 1300 && e[2].end == 6300));
     CHECK((e[3].begin == 1300 && e[3].end == 2300 && e[4].begin == 7000 && e[4].end == 7200));
     CHECK((e[5].begin == 7200 && e[5].end == 9200 && trace.now() == 9200));
-    CHECK((e[3].unit == 2 && e[5].unit == -1 && e[3].memory == 0 && std::string(e[3].name) == "gather weights"));
+    CHECK((e[3].unit == 2 && e[5].unit == -1 && e[3].memory == 0 && std::string(e[3].name) == "gather weights on dp_shard"));
 }
 
 TEST_CASE("ranks: their traces meet on rank 0, say what the ledger says, and are the same bytes every time") {
@@ -275,10 +276,10 @@ TEST_CASE("ranks: their traces meet on rank 0, say what the ledger says, and are
         }
         REQUIRE(int(sent.size()) == ranks);
         for (int rank = 1; rank < ranks; ++rank) CHECK(sent[rank] == sent[0]);
-        CHECK(sent[0].at("gather weights").first == 2 * (1 + 2 * 2 - 1));   // micro-batches; ends, blocks, but the last
-        CHECK(sent[0].at("scatter gradients").first == 2 * 3);
-        CHECK(sent[0].count("sum gradients") == (replicate > 1));
-        CHECK(sent[0].at("sum norm").first == 1);
+        CHECK(sent[0].at("gather weights on dp_shard").first == 2 * (1 + 2 * 2 - 1));   // ends, blocks, but the last
+        CHECK(sent[0].at("scatter gradients on dp_shard").first == 2 * 3);
+        CHECK(sent[0].count("sum gradients on dp_replicate") == (replicate > 1));
+        CHECK(sent[0].at("sum norm on dp_shard").first == 1);
         const std::string html = trace_html(all, 1000);
         CHECK(count(html, "<svg") == size_t(ranks));
         CHECK(!contains(html, "V172.0"));              // memory is never 0: what travels does not ask for it
@@ -347,7 +348,7 @@ TEST_CASE("trace.json is what Perfetto reads: processes are ranks, threads are l
     }
     REQUIRE(of_second.size() == 2);
     CHECK((of_second[0]["tid"] == 2 && of_second[0]["ts"] == 9 && of_second[0]["dur"] == 3 && of_second[1]["ts"] == 12));
-    CHECK((of_second[0]["name"] == "gather weights" && of_second[0]["args"]["unit"] == 3));
+    CHECK((of_second[0]["name"] == "gather weights on dp_shard" && of_second[0]["args"]["unit"] == 3));
 }
 
 TEST_CASE("the picture stays small, draws the lanes of each rank, and loses no peak") {
@@ -418,20 +419,40 @@ TEST_CASE("--explain tells what a rank of many sends, where it is awaited") {
     CAPTURE(text);
     double sent = 0;
     for (const auto& [key, row] : dry.t.comm.ledger) sent += double(row.bytes);
-    const std::string block = format("among 4 ranks, %.1f MB sent\n", 0.75 * 4 * double(params.unit_size(1)) / 1e6);
+    const std::string block = format("on dp_shard among 4 ranks, %.1f MB sent\n", 0.75 * 4 * double(params.unit_size(1)) / 1e6);
     for (const std::string& line : {"gather of the weights of block 0 " + block, "scatter of the gradients of block 11 " + block,
-                                    std::string("gather of the weights of the ends among 4 ranks, "),
-                                    std::string("sum of the control among 4 ranks, 48 bytes sent\n"),
+                                    std::string("gather of the weights of the ends on dp_shard among 4 ranks, "),
+                                    std::string("sum of the control on dp_shard among 4 ranks, 48 bytes sent\n"),
                                     std::string("before\n"), std::string("blocks 9 to 0: the same\n"),
                                     std::string("micro-batches 3 to 5: the same\n"), format(" %.1f MB sent, at most ", sent / 1e6)})
         CHECK_MESSAGE(contains(text, line), line);
 }
 
+TEST_CASE("--explain says on which axis something travels, and of tensor parallelism where in a block") {
+    Config c = Model<float>::config_of(preset("gpt2-124m"), {64, 4, 1}, "none");
+    c.ranks = 4, c.tp = 2, c.tokens_per_step *= 2;
+    for (const bool sp : {false, true}) {
+        c.sp = sp;
+        const Params params = params_of(c);
+        Traced<float> dry(c, params);
+        dry_step(dry.t, take_step);
+        const std::string text = explain(dry.trace.events());
+        CAPTURE(text);
+        const std::string rows = format(" among 2 ranks, %.1f MB sent\n", (sp ? 0.5 : 1) * 4 * 256 * 768 / 1e6);
+        CHECK(contains(text, "sum of the gradients of block 11 on dp_replicate among 2 ranks, "));
+        CHECK(contains(text, (sp ? "scatter of the activations on tp" : "sum of the activations on tp") + rows));
+        CHECK(contains(text, "gather of the activations on tp" + rows) == sp);
+        CHECK(contains(text, "sum of the vocabulary on tp among 2 ranks, 2 times, "));
+        CHECK(contains(text, "blocks 1 to 11: the same\n"));
+    }
+}
+
 TEST_CASE("--explain knows in words every piece of a step, of each family and type") {
     for (const ModelShape& shape : all_shapes())
         for (const char* how : {"none", "selective", "full"}) {
-            Config c = Model<bf16>::config_of(shape, {7, 4, 1}, how);
-            const Params params(shape);
+            Config c = Model<bf16>::config_of(shape, {8, 4, 1}, how);
+            c.ranks = c.tp = shape.heads % 2 || shape.kv_heads % 2 ? 1 : 2, c.sp = c.tp > 1;
+            const Params params = params_of(c);
             Traced<bf16> dry(c, params);
             dry_step(dry.t, take_step);
             const std::string text = explain(dry.trace.events());
@@ -439,6 +460,8 @@ TEST_CASE("--explain knows in words every piece of a step, of each family and ty
             CHECK(!contains(text, ": ,"));
             CHECK(!contains(text, ": \n"));
             CHECK(!contains(text, "  : "));
+            for (const Event& e : work_of(dry.trace))
+                if (e.work.lane == Lane::compute) CHECK(contains(text, std::string(e.name) + ": "));
         }
 }
 
