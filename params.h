@@ -320,13 +320,13 @@ inline void Params::lay_out() {
 
 // Neighbours with the same decay share a span; the padding between them is zero and stays zero.
 inline std::vector<OptimizerSpan> Params::spans(int unit) const {
-    std::vector<Param> here;
-    std::ranges::copy_if(rows_, std::back_inserter(here), [&](const Param& p) { return p.unit == unit; });
-    std::ranges::sort(here, {}, &Param::offset);
-    std::vector<OptimizerSpan> spans;
-    for (const Param& p : here) {
-        if (spans.empty() || spans.back().decay != p.decay()) spans.push_back({p.offset, 0, p.decay()});
-        spans.back().count = p.offset + p.count() - spans.back().offset;
+    std::vector<OptimizerSpan> here, spans;
+    for (const Param& p : rows_)
+        if (p.unit == unit) here.push_back({p.offset, p.count(), p.decay()});
+    std::ranges::sort(here, {}, &OptimizerSpan::offset);
+    for (const OptimizerSpan& s : here) {
+        if (spans.empty() || spans.back().decay != s.decay) spans.push_back({s.offset, 0, s.decay});
+        spans.back().count = s.offset + s.count - spans.back().offset;
     }
     return spans;
 }
