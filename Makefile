@@ -204,14 +204,15 @@ tests: $(if $(SUITE),$(if $(filter $(PROGRAMS),$(SUITE)),$(PROGRAM)),$(PROGRAM) 
 	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
 # The suites whose ranks are threads, with the libraries that a run uses.
-RANK_SUITES := comm wire zero fsdp checkpoint
+RANK_SUITES := comm wire zero fsdp tp checkpoint
 tsan-ranks:
 	@$(if $(TSAN_CXX),:,echo "tsan-ranks needs a compiler with -fsanitize=thread; make deps ALL=1 installs one" >&2; exit 1)
 	@TSAN_OPTIONS=suppressions=test/tsan.supp $(MAKE) --no-print-directory CXX=$(TSAN_CXX) TSAN=1 BUILD=build/ranks \
 	    SUITE='$(or $(SUITE),$(RANK_SUITES))' test
 # Every layout (test/layouts.h), of which `make test` takes a part.
 matrix:
-	@BT_MATRIX=all $(MAKE) --no-print-directory test SUITE='zero fsdp resharded' && grep -h 'matrix:' $(BUILD)/test_kernels.log
+	@BT_MATRIX=all $(MAKE) --no-print-directory LIMIT='$(LIMIT:900=3600)' \
+	    test SUITE='zero fsdp tp resharded' && grep -h 'matrix:' $(BUILD)/test_kernels.log
 tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
 	$(call run,$< test/simt_race.sh)
 

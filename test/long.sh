@@ -18,7 +18,7 @@ mutants-1 8 test/mutants.sh --group 1/9
 copytest 4 make copytest
 mutants-2 8 test/mutants.sh --group 2/9
 tsan-ranks 12 make tsan-ranks
-matrix 4 make matrix
+matrix 12 make matrix
 kill 6 make kill-test
 docs 3 make docs-check
 lessons 6 lessons/exercise.sh --check

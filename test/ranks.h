@@ -33,9 +33,17 @@ inline ModelShape small_shape(const std::string& family, bool tied) {
     return s;
 }
 
+// The same for up to four ranks of tp: heads divide, ids don't.
+inline ModelShape split_shape(const std::string& family, bool tied) {
+    ModelShape s = small_shape(family, tied);
+    s.heads = 8, s.kv_heads = 4, s.dim = 13, s.ffn = 20, s.vocab = tied ? 33 : 101;
+    if (family == "gpt2") s.heads = s.kv_heads = 4, s.head_dim = 5, s.dim = 20, s.ffn = 28;
+    return s;
+}
+
 // Window w of a step trains between none and all of its tokens; window -1: padding, of which nothing is trained.
-inline Rows window_of(long step, long w) {
-    Rows m = make_rows({int(window_length)}, int(100 * step + w + 1), 0, 33);
+inline Rows window_of(long step, long w, long vocab = 33) {
+    Rows m = make_rows({int(window_length)}, int(100 * step + w + 1), 0, int(vocab));
     const long trained = w < 0 ? 0 : (5 * w + 3 * step) % (window_length + 1);
     for (long i = 0; i < window_length - trained; ++i) m.targets[size_t((3 * i + w + 1) % window_length)] = ignored;
     return m;
@@ -49,13 +57,13 @@ inline long batch_of(const Layout& l) {
 
 // The micro-batches of a data-parallel rank. In every other step one, each in its turn, has nothing but padding; what is
 // too much for the others is padding too.
-inline std::vector<Rows> micros_of(const Layout& l, long step, long rank) {
+inline std::vector<Rows> micros_of(const Layout& l, long step, long rank, long vocab = 33) {
     const long batch = batch_of(l), idle = l.dp() > 1 && step % 2 ? step / 2 % l.dp() : -1;
     const long active = l.dp() - (idle >= 0), place = rank - (idle >= 0 && rank > idle);
     std::vector<Rows> sequences;
     for (long i = 0; i < l.micros * batch; ++i) {
         const long w = i * active + place;
-        sequences.push_back(window_of(step, rank == idle || w >= windows_a_step ? -1 : w));
+        sequences.push_back(window_of(step, rank == idle || w >= windows_a_step ? -1 : w, vocab));
     }
     return joined(sequences, size_t(batch));
 }
@@ -176,7 +184,8 @@ Taken run_ranks(const Config& config, long steps, Micros micros) {
 }
 template <class T> Taken run_layout(const ModelShape& shape, const Layout& l, long steps) {
     const std::string dtype = sizeof(T) == 2 ? "bf16" : sizeof(T) == 4 ? "fp32" : "fp64";
-    return run_ranks<T>(config_of(shape, l, dtype), steps, [&](long s, long rank) { return micros_of(l, s, rank); });
+    const auto micros = [&](long s, long rank) { return micros_of(l, s, rank, shape.vocab); };
+    return run_ranks<T>(config_of(shape, l, dtype), steps, micros);
 }
 
 // ---- comparing two runs: DESIGN's relative measure, with the norm of the whole gradient -------------------------------

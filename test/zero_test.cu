@@ -198,10 +198,9 @@ TEST_CASE("mixed precision holds 4 + 4 bytes a parameter with DDP, 4/N more or l
             const Layout l{.shard = shard, .ranks = ranks, .micros = 2};
             CAPTURE(l.text());
             const Config c = config_of(shape, l, "bf16");
-            const Params params = params_of(config_of(shape, l, "fp32"));
-            const Plan plan = plan_of<bf16>(c, params);
-            check_memory(closed_memory(params, l, 2, 4), plan.parts);
-            CHECK(sent(plan.ledger) == closed_ledger(params, l, 2, 4));
+            const Plan plan = plan_of<bf16>(c, params_of(c));
+            check_memory(closed_memory(shape, l, 2, 4), plan.parts);
+            CHECK(sent(plan.ledger) == closed_ledger(shape, l, 2, 4));
             const double P = double(shape.parameters()), N = double(ranks), S = shard == std::string("none") ? 1 : N;
             const auto all = held(plan.parts);
             CHECK(double(all.at("optimizer")) == doctest::Approx(12 * P / S).epsilon(2e-3));
