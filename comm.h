@@ -88,6 +88,14 @@ struct Engine {
     virtual void abort(const std::string& why) noexcept = 0;
 };
 
+// Who a rank is, and how it reaches the others. Without an engine: alone, or dry.
+struct Rank {
+    Mesh mesh = {};
+    Engine* engine = nullptr;
+    int team = default_team(), gpu = 0;
+    bool first() const { return mesh.rank == 0; }
+};
+
 // Another rank failed first: its error is the one to report.
 struct Aborted : Error { using Error::Error; };
 
@@ -136,7 +144,6 @@ public:
     Ledger ledger;                                     // of all calls so far; whoever reads it may clear it
     int size(Axis a) const { return mesh.size(a); }
     bool first() const { return mesh.rank == 0; }
-    long traffic = 0;                                  // the most bytes of one call
 
     // whole: (1, n * part); part: (1, part), perhaps in its place in `whole`.
     template <class T> Pending gather(Axis a, View<T> whole, Input<T> part, Purpose p, Where at = Where::current()) {
@@ -201,25 +208,25 @@ private:
     int errors_ = std::uncaught_exceptions();
 };
 
-inline double milliseconds_since(std::chrono::steady_clock::time_point begin) {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // The one place that every call goes through.
 inline Pending Comm::start(Call c, Purpose p) {
     const int n = size(c.axis);
     if (n == 1) return {};
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     c.time = device.watch ? device.watch->now() : -1;
     if (check_ && engine_) compare(c);
     if (c.count == 0) return {};
     LedgerRow& row = ledger[{c.axis, c.op, p.what}];
     const bool idle = c.op == Op::broadcast && c.peer != mesh.at(c.axis);   // who only receives sends nothing
     row.calls += 1, row.bytes += idle ? 0 : ring_bytes(c, n);
-    traffic = std::max(traffic, c.bytes());
     const Pending pending{engine_ ? engine_->start(c) : ++tickets_, c, p};
     under_way_[pending.ticket] = c;
-    row.ms += milliseconds_since(begin);
+    row.ms += 1e3 * seconds_since(begin);
     return pending;
 }
 
@@ -227,9 +234,9 @@ inline void Comm::await(Pending& p) {
     if (!p) return;
     const Call& c = p.call;
     if (!under_way_.erase(p.ticket)) fail(c.text(), " is awaited a second time");
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     const long latest = engine_ ? engine_->await(p.ticket) : c.time;
-    ledger[{c.axis, c.op, p.purpose.what}].ms += milliseconds_since(begin);
+    ledger[{c.axis, c.op, p.purpose.what}].ms += 1e3 * seconds_since(begin);
     if (device.watch)
         device.watch->travelled({.where = c.where, .bytes = double(ring_bytes(c, size(c.axis))), .lane = Lane::wire,
                                   .op = op_names[int(c.op)], .what = p.purpose.what, .axis = axis_names[int(c.axis)],

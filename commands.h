@@ -1,93 +1,15 @@
 // commands.h - what the program does besides training: a function a command, and the words that it prints.
-// Copy with: blackbox.h, gradcheck.h, commands/costs.h, doctor.h and what they name
+// Copy with: blackbox.h, gradcheck.h, commands/costs.h, commands/infer.h and what they name
 // The training step stands in train_gpt.cu. What needs it is handed it: gradients(trainer, micro-batches, trained) or
 // step(trainer, micro-batches).
 #pragma once
 #include "blackbox.h"
 #include "commands/costs.h"
-#include "doctor.h"
+#include "commands/infer.h"
 #include "gradcheck.h"
-#include <chrono>
-#include <cstdio>
-#include <filesystem>
 #include <iostream>
-#include <unistd.h>
 
 namespace baretrain {
-
-// ---- shared ---------------------------------------------------------------------------------------------------------
-using Clock = std::chrono::steady_clock;
-inline double seconds_since(Clock::time_point begin) {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-// Shows how far a long wait has come, at most once a second and only to a person.
-struct Progress {
-    const char* what;
-    long first = 0;                                    // where the wait begins: a resumed run has steps behind it
-    bool speaks = true;
-    Clock::time_point begin = Clock::now(), shown = begin;
-    void operator()(long done, long total) {
-        if (!speaks || !isatty(2) || seconds_since(shown) < 1) return;
-        shown = Clock::now();
-        std::fprintf(stderr, "%-60s\r", progress_line(what, done - first, total - first, seconds_since(begin)).c_str());
-    }
-};
-
-// Text of a model on a terminal: control characters would reach it as commands.
-inline void show_text(const std::string& text) {
-    const auto is_command = [](char c) { return static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t'; };
-    for (char c : text) std::putchar(isatty(1) && is_command(c) ? '?' : c);
-    std::fflush(stdout);
-}
-
-// Asked before anything is allocated.
-inline size_t memory_there() { return device_memory() ? device_memory() : size_t(available_memory()); }
-inline void require_memory(size_t bytes) {
-    const size_t available = memory_there();
-    if (bytes > available)
-        fail("not enough memory: ", bytes / 1000000, " MB needed, ", available / 1000000,
-             " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
-}
-
-// run(arena) returns the arena's peak: dry first, to know its memory, and then with that much.
-template <class Run> void run_planned(Run run) {
-    const size_t bytes = run(Arena());
-    require_memory(bytes);
-    run(Arena(bytes));
-}
-
-// Operations a second of one big product of T: the best of those that fit into a tenth of a second, two at least.
-// Negative where the run is so short (100 such products) that measuring would be a good part of it.
-template <class T> double measured_peak(Device& d, double run_flops) {
-    constexpr long M = 1024, N = 3072, K = 768;
-    constexpr double flops = 2.0 * M * N * K;
-    if (run_flops < 100 * flops) return -1;
-    Arena arena((M * K + N * K + M * N) * sizeof(T));
-    const auto x = arena.take<T>(M, K), w = arena.take<T>(N, K), y = arena.take<T>(M, N);
-    const std::vector<T> ones(size_t(N * K), T(1));    // pages that nobody wrote to are all the same one
-    copy_bytes(d, x.data, ones.data(), M * K * sizeof(T));
-    copy_bytes(d, w.data, ones.data(), N * K * sizeof(T));
-    Matmul products(d);
-    double best = HUGE_VAL;
-    const auto start = Clock::now();
-    for (int i = 0; i < 2 || seconds_since(start) < 0.1; ++i) {
-        const auto begin = Clock::now();
-        matmul<T, T>(products, d, y, x, w, {}, {.transpose_b = true});
-        T last;
-        copy_bytes(d, &last, y.row(M - 1), sizeof last);   // a GPU has then finished
-        best = std::min(best, seconds_since(begin));
-    }
-    return flops / best;
-}
-
-// Calls use with a value of the scalar type that the name stands for.
-template <class Use> int with_type(const std::string& dtype, Use use) {
-    if (dtype == "bf16" || dtype == "BF16") return use(bf16{});
-    if (dtype == "fp64" || dtype == "F64") return use(double{});
-    if (dtype == "fp32" || dtype == "F32" || dtype == "F16") return use(float{});   // float holds all that F16 can
-    fail("dtype " + dtype + " is not built yet; only fp32, bf16 and fp64 work so far");
-}
 
 // ---- what a run does now and then -----------------------------------------------------------------------------------
 // The same 0 for all ranks, the begin of rank 0.
@@ -131,22 +53,6 @@ template <class T> std::string sample_of(Trainer<T>& t, const Tokenizer& tokeniz
     Generator<T> generator(t.context, t.weights, c.seq);
     const std::string prompt = c.prompt.empty() ? "\n" : c.prompt;   // in the middle of a file, not at its head
     return sample(generator, tokenizer, prompt, c.tokens, how, [](const std::string&) {});
-}
-
-// ---- generate -------------------------------------------------------------------------------------------------------
-template <class T> int generate(const Config& c) {
-    const Tokenizer tokenizer = load_tokenizer(c.model);
-    const long prompt = long(tokenizer.encode(c.prompt).size());
-    if (tokenizer.vocab() > c.shape.vocab)
-        fail(c.model, ": its tokenizer has ", tokenizer.vocab(), " ids, its config.json ", c.shape.vocab);
-    if (prompt > c.shape.seq)
-        fail("--prompt: " + std::to_string(prompt) + " tokens, but " + c.model + " sees at most " +
-             std::to_string(c.shape.seq) + " at once; give a shorter one");
-    show_text(c.prompt);
-    const Sampling how{c.temperature, c.top_k, c.top_p, uint64_t(c.seed), 0};
-    generate_text<T>(c.model, c.shape, c.prompt, c.tokens, how, show_text);
-    show_text("\n");
-    return 0;
 }
 
 // ---- gradcheck, doctor ----------------------------------------------------------------------------------------------
@@ -221,87 +127,6 @@ inline int tokenize(const Config& c) {
     return 0;
 }
 
-// ---- eval -----------------------------------------------------------------------------------------------------------
-// Every token of the data but the first of each stream is a target once: windows of seq tokens, the last one shorter.
-template <class T> int eval(Config c) {
-    const Tokenizer tokenizer = load_tokenizer(c.tokenizer, c.shape.vocab);
-    set_vocab(c, tokenizer.vocab());
-    const Corpus corpus = read_corpus(c.data, "0", tokenizer, 1, default_team());
-    const Params params(c.shape);
-    LossSum loss;
-    size_t bytes = 0;
-    const auto run = [&](Arena arena) {
-        Inference<T> model(arena, params, c.seq);
-        RowBuffers buffers(arena, c.shape, c.batch * c.seq, c.seq);
-        const auto sum = [&](const Rows& rows) { return evaluate_rows(model.context, model.weights, buffers, rows); };
-        if (arena.dry()) {
-            Rows full;
-            for (long b = 0; b < c.batch; ++b) full.append(std::vector<int>(size_t(c.seq) + 1));
-            sum(full);
-            return arena.peak();
-        }
-        model.load(c.model);
-        Progress progress{"evaluating"};
-        for (const auto& [tokens, weight] : corpus.train)
-            for (long at = 0, last = tokens.size() - 1; at < last; at += c.batch * c.seq) {
-                Rows rows;
-                for (long w = at; w < std::min(last, at + c.batch * c.seq); w += c.seq)
-                    rows.append(tokens.read(w, std::min(last, w + c.seq) + 1));
-                loss.add(-sum(rows), rows.trained());
-                for (int id : rows.targets) bytes += tokenizer.bytes_of(id).size();
-                progress(at, last);
-            }
-        return arena.peak();
-    };
-    run_planned(run);
-    const double mean = loss.mean();
-    std::printf("loss          %.6f\nperplexity    %.4f\ntokens        %ld\n", mean, std::exp(mean), loss.count);
-    if (tokenizer.has_text())
-        std::printf("bits per byte %.6f\nbytes         %zu\n", loss.total / std::log(2.0) / double(bytes), bytes);
-    return 0;
-}
-
-// ---- dump -----------------------------------------------------------------------------------------------------------
-// One batch as the training step takes it: each list a document, all in one micro-batch.
-template <class T, class Gradients> int dump(Config c, Gradients gradients) {
-    using R = Real<T>;
-    const Rows rows = read_id_lists(c.ids, c.shape.vocab, c.shape.seq);
-    std::error_code absent;
-    const std::filesystem::path output = c.output, folder = output.has_parent_path() ? output.parent_path() : ".";
-    if (std::filesystem::equivalent(output, c.ids, absent) || std::filesystem::equivalent(folder, c.model, absent))
-        fail("-o ", c.output, ": would be written over what it is made from; give another name");
-    const long N = long(rows.tokens.size()), V = c.shape.vocab;
-    c.batch = 1, c.seq = c.tokens_per_step = N;
-    const Params params(c.shape);
-    const auto run = [&](Arena arena) {
-        Trainer<T> t(c, params, arena);
-        if (!arena.dry()) t.optimizer.load(t.device, c.model);
-        gradients(t, {rows}, N);
-        if (arena.dry()) return arena.peak();
-
-        std::vector<TensorSource> tensors =
-            tensor_sources<R>(t.device, params, owned_parts<R>(params, t.weights, t.grads), "");
-        std::vector<R> logprobs(static_cast<size_t>(N));
-        copy_bytes(t.device, logprobs.data(), t.logprobs.data, logprobs.size() * sizeof(R));
-        const R loss = R(-std::accumulate(logprobs.begin(), logprobs.end(), 0.0) / double(N));
-        tensors.push_back({"loss", safetensors_dtype<R>(), {}, [&](void* to) { std::memcpy(to, &loss, sizeof loss); }});
-        tensors.push_back({"logits", safetensors_dtype<R>(), {N, V}, [&](void* to) {
-            auto ends = t.weights.gather(ends_unit);
-            for_each_logits<T>(t.context, ends->head, t.final, [&](long first, long n, View<R> logits) {
-                for (long r = 0; r < n; ++r)
-                    copy_bytes(t.device, static_cast<R*>(to) + (first + r) * V, logits.row(r), size_t(V) * sizeof(R));
-            });
-            t.weights.release(ends);
-        }});
-        replace_file(c.output, [&](const std::string& path) { write_safetensors(path, tensors, {}); });
-        std::printf("%s: loss %.6f, logits of %ld rows, %zu gradients\n", c.output.c_str(), double(loss), N,
-                    tensors.size() - 2);
-        return arena.peak();
-    };
-    run_planned(run);
-    return 0;
-}
-
 // ---- export ---------------------------------------------------------------------------------------------------------
 // Nothing is changed, so nothing is held: tensor after tensor is copied, once all that the model needs is known to be
 // there.
@@ -364,7 +189,8 @@ int replay(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, Next
 }
 
 // ---- all of them ----------------------------------------------------------------------------------------------------
-template <class Gradients, class Step> int other_command(const Config& c, Gradients gradients, Step step) {
+template <class Gradients, class Step>
+int other_command(const Config& c, const World& world, Gradients gradients, Step step) {
     const std::string& name = c.command;
     if (name == "doctor") return print_findings();
     if (name == "tokenize") return tokenize(c);
@@ -374,9 +200,9 @@ template <class Gradients, class Step> int other_command(const Config& c, Gradie
     device_name(0);                                    // a CUDA build without a device says so before anything else
     if (name == "gradcheck") return print_gradcheck(gradients);
     if (name == "generate")
-        return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c); });
-    if (name == "eval") return with_type(c.dtype, [&](auto type) { return eval<decltype(type)>(c); });
-    if (name == "dump") return with_type(c.dtype, [&](auto type) { return dump<decltype(type)>(c, gradients); });
+        return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c, world); });
+    if (name == "eval") return with_type(c.dtype, [&](auto type) { return eval<decltype(type)>(c, world); });
+    if (name == "dump") return with_type(c.dtype, [&](auto type) { return dump<decltype(type)>(c, world, gradients); });
     fail(name + ": not built yet");
 }
 

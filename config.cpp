@@ -276,6 +276,7 @@ Config build(const CommandLine& line, const Values& values) {
     }
     require_given(c, values);
     if (c.command == "doctor" || inputs_of(c.command)) return c;
+    if (bit_of(c.command) & of_tp) c.ranks = c.tp;
     resolve_shape(c, values, start);
     resolve_run(c, values);
     return c;
@@ -323,10 +324,12 @@ ParseResult parse(int argc, const char* const* argv, const RecipeOf& recipe_of, 
     if (line.version) return {{}, "baretrain 0.1.0\n"};
     if (line.help || line.help_all) return {{}, help_text(line.command, line.help_all)};
     check_flags(line.flags, line.command);
-    if (processes && line.command == "train") {
-        const Given given{std::to_string(processes), "launcher", "--ranks"};
-        const std::string& ranks = line.flags.emplace("ranks", given).first->second.text;
-        if (ranks != given.text) throw Usage("--ranks ", ranks, ": there are ", processes, " processes; leave it out");
+    const unsigned command = bit_of(line.command);
+    if (processes && line.command != "plan" && (command & (train | of_tp))) {
+        const std::string name = command & train ? "ranks" : "tp", flag = "--" + name;
+        const Given given{std::to_string(processes), "launcher", flag};
+        const std::string& said = line.flags.emplace(name, given).first->second.text;
+        if (said != given.text) throw Usage(flag, " ", said, ": there are ", processes, " processes; leave it out");
     }
     const auto flag = [&](const char* name) { return line.flags.count(name) ? line.flags.at(name).text : ""; };
     if (line.recipe.empty() && recipe_of && (line.flags.count("resume") || line.flags.count("replay")))

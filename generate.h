@@ -155,7 +155,7 @@ public:
         weights_.release(ends);
 
         std::vector<Real<T>> host(size_t(c_.shape.vocab));
-        copy_bytes(c_.device, host.data(), gather_logits<T>(c_, s, logits).data, host.size() * sizeof(Real<T>));
+        gather_logits<T>(c_, logits, host.data());
         return {host.begin(), host.end()};
     }
 private:
@@ -191,44 +191,27 @@ std::string sample(Generator<T>& generator, const Tokenizer& tokenizer, const st
     return text;
 }
 
-// A model that is only read: its weights, and what the operations ask for, for contexts of up to `longest` tokens.
+// A model that is only read: its weights, and what the operations ask for, for contexts of up to `longest` tokens. Of
+// weights and caches each rank of tp has its part, from file to text: nothing but logits is gathered.
 template <class T> struct Inference {
-    const Params& params;
+    const Params params;
     Device device;
     Matmul matmul;
-    Comm alone;
+    Comm comm;
     WholeWeights<T> weights;
     View<Real<T>> rope;
     Context<T> context;
-    Inference(Arena& arena, const Params& params, long longest)
-        : params(params), device{.dry = arena.dry()}, matmul(device), alone(device), weights(arena, params, alone),
-          rope(arena.take<Real<T>>(params.shape().rotary() ? longest : 0, params.shape().head_dim)),
-          context{device, matmul, arena, params.local(), rope, alone} {
-        fill_rope(device, rope, rope_frequencies(params.shape()));
+    Inference(Arena& arena, const ModelShape& shape, long longest, const Rank& rank = {})
+        : params(shape, 1, {rank.mesh.size(Axis::tp), rank.mesh.at(Axis::tp)}),
+          device{.index = rank.gpu, .team = rank.team, .dry = arena.dry()}, matmul(device),
+          comm(device, rank.mesh, rank.engine, checked_build), weights(arena, params, comm),
+          rope(arena.take<Real<T>>(shape.rotary() ? longest : 0, shape.head_dim)),
+          context{device, matmul, arena, params.local(), rope, comm} {
+        fill_rope(device, rope, rope_frequencies(shape));
     }
     void load(const std::string& folder) {
         load_model_tensors(folder, tensor_targets<T>(device, params, owned_units(params, weights), ""));
     }
 };
-
-// The generate command: weights of a Hugging Face folder, then text. Run once dry to know its memory.
-template <class T>
-void generate_text(const std::string& folder, const ModelShape& shape, const std::string& prompt, long tokens,
-                   const Sampling& how, const std::function<void(const std::string&)>& show) {
-    const Tokenizer tokenizer = load_tokenizer(folder);
-    const Params params(shape);
-    const long longest = std::min(shape.seq, std::max(64L, long(tokenizer.encode(prompt).size()) + tokens));
-    const auto run = [&](Arena arena) {
-        Inference<T> model(arena, params, longest);
-        Generator<T> generator(model.context, model.weights, longest);
-        if (arena.dry()) generator.feed(std::vector<int>(size_t(longest)), 0);
-        else {
-            model.load(folder);
-            sample(generator, tokenizer, prompt, tokens, how, show);
-        }
-        return arena.peak();
-    };
-    run(Arena(run(Arena())));
-}
 
 }  // namespace baretrain

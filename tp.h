@@ -118,14 +118,18 @@ void vocabulary_cross_entropy(Context<T>& c, View<T> dlogits, View<Real<T>> logp
     vocabulary_logprobs<T>(c, logprob, lse, logits, targets, first);
     part_gradient<T>(c.device, dlogits, logits, View<const Real<T>>(lse), targets, weight, first);
 }
-// Logits of one row for all ids, in memory of s. mine: (1, V) of this rank's ids.
-template <class T> View<Real<T>> gather_logits(Context<T>& c, Scratch& s, View<const Real<T>> mine) {
+// Logits of N rows for all ids, (N, V), to the host of the ranks that give memory for them. mine: of this rank's ids.
+template <class T> void gather_logits(Context<T>& c, View<const Real<T>> mine, Real<T>* to) {
     using R = Real<T>;
-    const long t = c.comm.size(Axis::tp), room = part_of(c.shape.vocab, int(t));
-    const auto all = s.take<R>(1, t * room), place = all.col_range(c.comm.mesh.at(Axis::tp) * room, room);
+    const long V = c.shape.vocab, N = mine.rows, t = c.comm.size(Axis::tp), room = part_of(V, int(t));
+    Scratch s(c.scratch);
+    const auto all = s.take<R>(t * N, room), place = all.row_range(c.comm.mesh.at(Axis::tp) * N, N);
     copy<R, R>(c.device, place.col_range(0, mine.cols), mine);
     c.comm.await(c.comm.gather(Axis::tp, all, View<const R>(place), {"vocabulary"}));
-    return all.col_range(0, c.shape.vocab);
+    for (long i = 0; i < t * N && to; ++i) {           // a row of one rank after the other
+        const long first = i / N * room, ids = std::min(room, V - first);
+        copy_bytes(c.device, to + i % N * V + first, all.row(i), size_t(ids) * sizeof(R));
+    }
 }
 
 // ---- what every rank has whole --------------------------------------------------------------------------------------
@@ -142,18 +146,18 @@ void sum_shared_grads(Context<T>& c, const Params& params, const WeightStore<T>&
 
 // A tensor, to the host of the rank that gives memory for it, from what each rank has of it: mine, (1, count). whole:
 // its row in a table that cuts nothing.
-template <class T>
-void gather_tensor(Context<T>& c, const Param& whole, Input<T> mine, T* to) {
+template <class T, class E>
+void gather_tensor(Context<T>& c, const Param& whole, Input<E> mine, E* to) {
     const int t = whole.split() ? c.comm.size(Axis::tp) : 1;
-    if (t == 1) return copy_bytes(c.device, to, mine.data, to ? size_t(mine.count()) * sizeof(T) : 0);
+    if (t == 1) return copy_bytes(c.device, to, mine.data, to ? size_t(mine.count()) * sizeof(E) : 0);
     const long room = whole.cut({t, 0}).room;
     Scratch s(c.scratch);
-    const auto all = s.take<T>(1, t * room), place = all.col_range(c.comm.mesh.at(Axis::tp) * room, room);
-    copy_bytes(c.device, place.data, mine.data, size_t(mine.count()) * sizeof(T));
-    c.comm.await(c.comm.gather(Axis::tp, all, View<const T>(place), {"weights"}));
+    const auto all = s.take<E>(1, t * room), place = all.col_range(c.comm.mesh.at(Axis::tp) * room, room);
+    copy_bytes(c.device, place.data, mine.data, size_t(mine.count()) * sizeof(E));
+    c.comm.await(c.comm.gather(Axis::tp, all, View<const E>(place), {"weights"}));
     if (!to) return;
-    std::vector<T> host(static_cast<size_t>(all.cols));
-    copy_bytes(c.device, host.data(), all.data, host.size() * sizeof(T));
+    std::vector<E> host(static_cast<size_t>(all.cols));
+    copy_bytes(c.device, host.data(), all.data, host.size() * sizeof(E));
     for (int r = 0; r < t; ++r) {
         const Param part = whole.cut({t, r});
         part.for_each_run({0, part.count()}, [&](long from, long at, long n) {

@@ -18,13 +18,6 @@ inline Recompute recompute_of(const std::string& word) {
     return word == "full" ? Recompute::full : word == "selective" ? Recompute::selective : Recompute::none;
 }
 
-// Who a rank is, and how it reaches the others. Without an engine: alone, or dry.
-struct Rank {
-    Mesh mesh = {};
-    Engine* engine = nullptr;
-    int team = default_team(), gpu = 0;
-};
-
 // The ranks as `--tp`, `--shard` and `--replicate` cut them, and the table of what one of them has.
 inline Mesh mesh_of(const Config& c, int rank = 0) {
     Mesh mesh{{}, rank};

@@ -63,7 +63,7 @@ public:
             ended_[status.MPI_SOURCE] = std::chrono::steady_clock::now();
         }
         const auto e = ended_.find(other);
-        return e != ended_.end() && milliseconds_since(e->second) > 2000;
+        return e != ended_.end() && seconds_since(e->second) > 2;
     }
     // This rank takes part in nothing any more; returns when all have said so.
     void finish() {

@@ -29,6 +29,7 @@ inline const std::vector<std::string> commands = {"train", "generate", "gradchec
 // Command i is bit i; those without a name here have no keys. What train takes, plan takes too.
 enum : unsigned { train = 1 | 16, generate = 2, plan = 16, eval = 32, dump = 64, exports = 128, tokenize = 256,
                 report = 512 };
+inline constexpr unsigned of_tp = generate | eval | dump;   // whose ranks are all of tp
 inline constexpr unsigned of_shape = 1u << 31;         // a number of the model's shape
 enum Show { often, seldom };
 
@@ -97,7 +98,8 @@ inline Table layout_keys(Config& c) {
         {"shard", &c.shard, {.words = {"none", "zero1", "zero2", "fsdp"}}, train, often,
          "what each rank holds a part of: nothing; optimizer; and gradients; and weights"},
         {"replicate", &c.replicate, {1, 4096}, train, seldom, "copies of the shards, each on ranks / copies ranks"},
-        {"tp", &c.tp, {1, 4096}, train, often, "ranks that split each matrix: heads, hidden units, ids"},
+        {"tp", &c.tp, {1, 4096}, train | of_tp, often,
+         "ranks that split each matrix: heads, hidden units, ids; each has 1/tp of weights and caches"},
         {"sp", &c.sp, any, train, often, "and between the matrices the rows: each of them 1/tp of the residual stream"},
         {"prefetch", &c.prefetch, {0, 2}, train, seldom, "fsdp: units gathered ahead of the one at work"},
         {"reshard-after-forward", &c.reshard_after_forward, any, train, seldom,

@@ -197,7 +197,8 @@ TEST_CASE("a spike has the same report whatever the layout, and any rank's share
     const std::string worst = get(lab.spikes("one")[0] + "/worst.txt"), name = fs::path(lab.spikes("one")[0]).filename();
     CHECK(count(worst, ", window ") == 6);
     for (const Words& layout : {Words{"--ranks", "2", "--shard", "none"}, Words{"--ranks", "3", "--shard", "fsdp"},
-                                Words{"--ranks", "6", "--shard", "zero2", "--replicate", "3"}}) {
+                                Words{"--ranks", "6", "--shard", "zero2", "--replicate", "3"},
+                                Words{"--ranks", "4", "--shard", "fsdp", "--tp", "2", "--sp"}}) {
         CAPTURE(layout[1]);
         const Result r = lab.train("run", base + layout + Words{"--batch", "1"});
         CAPTURE(r.err);
@@ -236,6 +237,7 @@ TEST_CASE("any step is run again to the same bits: from the start or a checkpoin
     const Lab lab;
     put(lab.path / "other.txt", prose(3000));
     for (const Words& kind : {Words{}, Words{"--dtype", "bf16"}, Words{"--dtype", "bf16", "--master", "none"},
+                              Words{"--ranks", "2", "--tp", "2", "--sp", "--recompute", "selective"},
                               Words{"--data", "text.txt:0.7,other.txt:0.3", "--recompute", "full"}}) {
         fs::remove_all(lab.path / "run");
         REQUIRE(lab.train("run", kind + Words{"--steps", "33", "--save-every", "10"}).code == 0);
@@ -293,13 +295,18 @@ TEST_CASE("a step that is not finite is reported, skipped or stopped at, and run
     const Lab lab;
     const Words wild = {"--lr", "1e15", "--schedule", "constant", "--warmup", "0", "--clip", "0",
                         "--save-every", "0"};
-    for (const std::string how : {"skip", "stop"}) {
-        const Result r = lab.train(how, wild + Words{"--nonfinite", how, "--steps", "20"});
+    std::string why;
+    for (const std::string how : {"skip", "stop", "skip-tp"}) {
+        const bool tp = how == "skip-tp";
+        const Result r = lab.train(how, wild + Words{"--nonfinite", how.substr(0, 4), "--steps", "20", "--dtype", "fp64", "--ranks",
+                                                     tp ? "2" : "1", "--tp", tp ? "2" : "1"});
         CAPTURE(r.out);
-        CHECK(r.code == (how == "skip" ? 0 : 1));
+        CHECK(r.code == (how == "stop" ? 1 : 0));
         REQUIRE(lab.spikes(how).size() == 1);          // and not one for each step from there on
         const json spike = spike_json(lab.spikes(how)[0]);
         CHECK(contains(spike["why"], "not finite: "));
+        if (why.empty()) why = spike["why"];
+        CHECK(spike["why"] == why);                    // whoever has what was not finite first
         CHECK(contains(r.out, "see " + how + "/spike-0000"));
         CHECK(contains(get(lab.spikes(how)[0] + "/worst.txt"), "==== loss nan"));
         const Result again = lab.replay(spike["step"], how);

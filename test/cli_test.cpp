@@ -115,12 +115,15 @@ TEST_CASE("numbers that make no model or no run are refused with the numbers") {
     check_refused(lab, 2, run + Words{"--vocab", "100"}, {"--vocab 100", "257"});
     check_refused(lab, 2, run + Words{"--steps"}, {"--steps", "value"});
     check_refused(lab, 2, {"--steps", "3", "--steps", "4", "--out", "run"}, {"--steps", "one value"});
+    check_refused(lab, 2, {"--data", "nowhere", "--out", "run", "--ranks", "300"},   // before anything is read
+                  {"--ranks 300: 300 of them on the axis dp_replicate", "at most 256"});
+    check_refused(lab, 2, run + Words{"--ranks", "600", "--shard", "zero1", "--replicate", "2"}, {"300 of them on the axis dp_shard"});
 }
 
 TEST_CASE("what is not built yet is said to be so") {
     const Lab lab;
-    check_refused(lab, 2, lab.tiny() + Words{"--tp", "2"}, {"--tp 2", "not built"});
-    CHECK(run(lab.path, lab.tiny() + Words{"--tp", "1"}).code == 0);   // what changes nothing is no error
+    check_refused(lab, 2, lab.tiny() + Words{"--cp", "2"}, {"--cp 2", "not built"});
+    CHECK(run(lab.path, lab.tiny() + Words{"--cp", "1"}).code == 0);   // what changes nothing is no error
 }
 
 TEST_CASE("a run that does not fit is refused at once, with the megabytes needed and those there are") {

@@ -38,7 +38,7 @@ MpiRun under_mpirun(int ranks, const std::string& what) {
         " --oversubscribe -n ", ranks, " ", fs::read_symlink("/proc/self/exe").string(), " -nc -tc='as processes*' > ",
         folder / "out", " 2> ", folder / "error");
     const int status = std::system(command.c_str());
-    return {WEXITSTATUS(status), get(folder / "out"), get(folder / "error"), milliseconds_since(begin) / 1e3};
+    return {WEXITSTATUS(status), get(folder / "out"), get(folder / "error"), seconds_since(begin)};
 }
 // A process of under_mpirun().
 void be_a_rank(const std::string& what) {
@@ -161,7 +161,6 @@ TEST_CASE("without an engine the ledger is that of a rank that has peers, and no
     CHECK(plan.ledger.at({Axis::dp_replicate, Op::sum, "a"}).bytes == 2 * 2 * 4 * 4);
     CHECK(plan.ledger.at({Axis::dp_shard, Op::gather, "b"}).bytes == 2 * 7 * 4);
     CHECK(plan.ledger.begin()->first.text() == "dp_replicate.sum.a");
-    CHECK(plan.traffic == 21 * 4);
     CHECK(!plan.first());
 }
 

@@ -246,6 +246,74 @@ TEST_CASE("A8: eval is total over count of every token, whatever the batch, with
     CHECK(number_after(other.out, "tokens") == 74);
 }
 
+TEST_CASE("dump, eval and generate come to the same on any number of ranks of tp") {
+    for (ModelShape shape : {shape_of("gpt2", false), shape_of("qwen3", true)}) {
+        CAPTURE(shape.family);
+        shape.heads = 8, shape.kv_heads = shape.family == "gpt2" ? 8 : 4, shape.dim = 32, shape.vocab = 257;
+        Folder hf(shape);
+        hf.put("text.txt", prose(75));
+        json many = json::array();                     // more rows than a chunk of the head has
+        for (int i = 0; i < 24; ++i) many.push_back({i, 5, 256 - i, 7, 0, 200 + i, 64, 65, 66, 3 * i, 1, 2, 3, 4});
+        hf.put("ids.json", many.dump());
+        std::map<std::string, ParsedTensor> one;
+        std::string loss, text;
+        for (const std::string tp : {"1", "2", "4"}) {
+            CAPTURE(tp);
+            const Words on = {"--tp", tp}, exact = {"--dtype", "fp64"};
+            const Result dump = program_in(hf, Words{"dump", "--model", "hf", "--ids", "ids.json", "-o", "s"} + exact + on);
+            CHECK(count(dump.out, "\n") == 1);         // one rank speaks
+            const auto found = parsed(hf.path / "s");
+            if (one.empty()) one = found;
+            CHECK(found.size() == tensors_of(shape).size() + 2);
+            for (const auto& [name, tensor] : one) {
+                CAPTURE(name);
+                REQUIRE(found.count(name) == 1);
+                CHECK(found.at(name).shape == tensor.shape);
+                const Row want = tensor.numbers(), got = found.at(name).numbers();
+                double top = 1e-3, apart = 0;
+                for (size_t i = 0; i < want.size(); ++i)
+                    top = std::max(top, std::fabs(want[i])), apart = std::max(apart, std::fabs(want[i] - got[i]));
+                CHECK(apart <= 1e-12 * top);
+            }
+            const Words data = {"--data", "text.txt", "--batch", "2"};
+            const std::string said = program_in(hf, Words{"eval", "--model", "hf"} + data + exact + on).out;
+            if (loss.empty()) loss = said;
+            CHECK(said == loss);
+            const Words how = {"--prompt", "the sun", "--tokens", "20", "--top-k", "40"};
+            const std::string written = program_in(hf, Words{"generate", "--model", "hf"} + how + on).out;
+            if (text.empty()) text = written;
+            CHECK(written == text);
+            CHECK(count(written, "the sun") == 1);
+        }
+        check_refused(hf, 2, {"generate", "--model", "hf", "--tp", "16"}, {"--tp 16: does not divide 8 heads", "these do: 1, 2, 4"});
+        check_refused(hf, 2, {"eval", "--model", "hf", "--data", "text.txt", "--tp", "3"}, {"--tp 3: does not divide 8 heads"});
+        check_refused(hf, 2, {"generate", "--model", "hf", "--ranks", "2"}, {"--ranks: generate does not use it"});
+    }
+}
+
+TEST_CASE("validation losses and samples of a run are the same at any tp") {
+    const TempFolder lab;
+    lab.put("text.txt", prose(3000));
+    std::vector<double> one;
+    std::string samples;
+    for (const Words& layout : {Words{}, {"--ranks", "4", "--tp", "4"}, {"--ranks", "4", "--tp", "2", "--sp", "--shard", "fsdp"}}) {
+        const Words all = {"--family", "gpt2", "--layers", "1", "--dim", "16", "--heads", "4", "--seq", "16", "--batch", "2",
+                           "--tokens-per-step", "64", "--steps", "4", "--eval-every", "2", "--sample-every", "4", "--tokens", "20",
+                           "--dtype", "fp64", "--lr", "1e-2", "--data", "text.txt", "--out", concat("run", layout.size())};
+        program_in(lab, all + layout);
+        std::vector<double> losses;
+        std::ifstream log(lab.path / concat("run", layout.size()) / "log.jsonl");
+        for (std::string line; std::getline(log, line);)
+            if (const json l = json::parse(line); l.contains("val_loss")) losses.push_back(l["val_loss"]);
+        const std::string written = get(lab.path / concat("run", layout.size()) / "samples.jsonl");
+        if (one.empty()) one = losses, samples = written;
+        REQUIRE(losses.size() == 2);
+        for (size_t i = 0; i < 2; ++i) CHECK(std::fabs(losses[i] - one[i]) <= 1e-11 * one[i]);
+        CHECK(count(written, "\n") == 1);
+        CHECK(written == samples);
+    }
+}
+
 TEST_CASE("with --tokenizer none ids alone, in a shard as llm.c writes it, are evaluated and trained on") {
     const Folder hf(shape_of("gpt2", true));
     std::vector<int> header(256), ids(40);

@@ -47,6 +47,7 @@ TEST_CASE("processes of mpirun give the losses, norms and checkpoints of threads
     if (!with_mpi()) return;
     const std::vector<std::pair<int, Words>> layouts = {
         {2, {}}, {3, {"--shard", "zero1", "--tokens-per-step", "192"}}, {2, {"--shard", "zero2", "--dtype", "bf16"}},
+        {2, {"--tp", "2", "--sp", "--stats", "2"}}, {4, {"--shard", "fsdp", "--tp", "2"}},
         {4, {"--shard", "fsdp"}}, {4, {"--shard", "fsdp", "--replicate", "2", "--check-collectives"}}};
     for (const auto& [ranks, layout] : layouts) {
         const Lab lab;
@@ -64,6 +65,14 @@ TEST_CASE("processes of mpirun give the losses, norms and checkpoints of threads
         CHECK(facts["engine"] == "MPI");
         CHECK(facts["ranks"] == ranks);
         CHECK(facts["team"] == 1);
+        if (ranks != 2 || layout.empty() || layout[0] != "--tp") continue;
+        const Words ask = {"generate", "--model", "threads/step-000006", "--temperature", "0"};
+        const Result one = run(lab.path, ask + Words{"--tp", "2"}), both = run(lab.path, ask, mpirun(2));
+        CHECK(one.code == 0);
+        CHECK(both.code == 0);
+        CHECK(both.out == one.out);                    // the processes are the ranks of tp
+        CHECK(run(lab.path, ask + Words{"--tp", "1"}, mpirun(2)).err ==
+              "train_gpt: --tp 1: there are 2 processes; leave it out\n");
     }
 }
 

@@ -210,6 +210,10 @@ TEST_CASE("C6: two ranks of one process that share state and weights, killed at 
     kill_at_random({"two ranks", {"--ranks", "2", "--shard", "fsdp", "--batch", "1"}});
 }
 
+TEST_CASE("C6: two ranks of tp, who have a part of each matrix, killed at any moment, lose nothing marked either") {
+    kill_at_random({"two ranks of tp", {"--ranks", "2", "--tp", "2", "--sp"}});
+}
+
 TEST_CASE("C6: one of two processes, killed at any moment, ends the other, and nothing marked is lost") {
     if (!with_mpi()) return;
     kill_at_random({"a process of two", {"--shard", "fsdp", "--batch", "1"}, mpirun(2)});
@@ -334,10 +338,14 @@ TEST_CASE("a damaged checkpoint is refused by name, or passed over for the one b
 
 TEST_CASE("a file `stop` and Ctrl-C save and end well; the run goes on from there to the same end") {
     const Lab lab;
-    const Words words = tiny() + Words{"--steps", "400"};
-    REQUIRE(run(lab.path, words + Words{"--out", "straight"}).code == 0);
-    for (const std::string how : {"file", "signal"}) {
+    for (const std::string how : {"file", "signal", "signal-tp"}) {
         CAPTURE(how);
+        const bool tp = how == "signal-tp";
+        const Words words = tiny() + Words{"--steps", "400", "--ranks", tp ? "2" : "1", "--tp", tp ? "2" : "1"};
+        if (how != "signal") {
+            fs::remove_all(lab.path / "straight");
+            REQUIRE(run(lab.path, words + Words{"--out", "straight"}).code == 0);
+        }
         Child child(lab.path, words + Words{"--out", how});
         REQUIRE(child.wait_for([&] { return lines_of(lab / how) >= 3; }));
         if (how == "file") put(lab.path / how / "stop", "");

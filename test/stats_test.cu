@@ -132,23 +132,29 @@ template <class T> Line brute_activations(const ModelShape& shape) {
 TEST_SUITE("stats") {
 
 TEST_CASE("ranks report together what one rank does of the whole step, in every layout") {
-    Config c = Model<double>::config_of(shape_of("qwen3", false), {7, 1, 4}, "none");
+    ModelShape shape = shape_of("qwen3", false);
+    shape.heads = 8, shape.kv_heads = 4, shape.ffn = 20;   // four ranks of tp can share them
+    Config c = Model<double>::config_of(shape, {7, 1, 4}, "none");
     c.stats = 1, c.eps = 1e-6;
     const std::vector<Rows> all = four_sequences();    // of which unequal parts are trained
     const auto logs = [&](const Config& config) {
         std::vector<StatsLog> of_rank(static_cast<size_t>(config.ranks));
         on_ranks<double>(config, [&](Trainer<double>& t) {
-            const size_t rank = size_t(t.comm.mesh.rank), n = all.size() / of_rank.size();
-            for (int step = 0; step < 3; ++step) train_step(t, {all.begin() + long(rank * n), all.begin() + long((rank + 1) * n)});
-            of_rank[rank] = t.stats.log(t.device, t.step);
+            const long rank = t.comm.mesh.dp_rank(), n = long(all.size()) / config.dp();
+            const std::vector<Rows> mine = joined({all.begin() + rank * n, all.begin() + (rank + 1) * n}, size_t(config.batch));
+            for (int step = 0; step < 3; ++step) train_step(t, mine);
+            of_rank[size_t(t.comm.mesh.rank)] = t.stats.log(t.device, t.step);
         });
         return of_rank;
     };
     const StatsLog one = logs(c)[0];
-    for (const auto& [shard, replicate] : {std::pair("none", 1), {"zero1", 1}, {"zero2", 2}, {"fsdp", 1}, {"fsdp", 2}}) {
-        CAPTURE(shard); CAPTURE(replicate);
+    struct Cut { const char* shard; long replicate = 1, tp = 1; bool sp = false; };
+    for (const auto& [shard, replicate, tp, sp] : {Cut{"none"}, {"zero1"}, {"zero2", 2}, {"fsdp"}, {"fsdp", 2}, {"none", 1, 4},
+                                                   {"zero1", 1, 2}, {"fsdp", 1, 2, true}}) {
+        CAPTURE(shard); CAPTURE(replicate); CAPTURE(tp); CAPTURE(sp);
         Config four = c;
-        four.ranks = 4, four.shard = shard, four.replicate = replicate;
+        four.ranks = 4, four.shard = shard, four.replicate = replicate, four.tp = tp, four.sp = sp;
+        four.batch = sp ? 2 : 1;                       // an even number of rows
         for (const StatsLog& log : logs(four)) {
             CHECK(to_json(log).size() > 1000);
             for (const auto& [want, got] : {std::pair(by_name(one.tensors), by_name(log.tensors)),
@@ -202,6 +208,21 @@ TEST_CASE("the squares of all gradient norms add up to that of the step, before 
     for (const auto& [name, numbers] : m.tensors()) squares += numbers.at("grad") * numbers.at("grad");
     CHECK(r.grad_norm > m.config.clip);
     CHECK(std::sqrt(squares) == doctest::Approx(r.grad_norm).epsilon(1e-13));
+}
+
+TEST_CASE("B10: what is not finite first has the same name on all ranks of tp, whoever of them has it") {
+    Config c = Model<float>::config_of(shape_of("qwen3", false), {7, 2, 2}, "none");
+    c.ranks = c.tp = 2, c.sp = true;
+    const Params whole(c.shape);
+    for (const std::string name : {"lm_head.weight", "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.k_norm.weight"})
+        on_ranks<float>(c, [&](Trainer<float>& t) {
+            const auto p = std::find_if(t.params.rows().begin(), t.params.rows().end(), [&](const Param& r) { return r.name == name; });
+            const auto sequences = four_sequences();
+            CHECK(!train_step(t, joined(sequences, 2)).skipped);
+            if (!p->split() || t.comm.mesh.rank == 1) t.weights.owned(p->unit).data[p->offset + 2] = NAN;
+            CHECK(train_step(t, joined(sequences, 2)).skipped);
+            CHECK(first_not_finite(t) == name);
+        });
 }
 
 TEST_CASE("every K-th step is measured, and no other") {
