@@ -341,13 +341,8 @@ inline int run_command(int argc, const char* const* argv, const World& world) {
     Config& c = parsed.config;
     if (c.explain)
         return with_type(c.dtype, [&](auto type) { return print_explanation<decltype(type)>(c, take_step); });
-    const Mesh mesh = mesh_of(c);
-    for (Axis a : all_axes)
-        if (c.command != "plan" && mesh.size(a) > world.most(mesh.ranks()))
-            throw Usage("--ranks ", c.ranks, ": ", mesh.size(a), " of them on the axis ", axis_names[int(a)], ", but ",
-                        world.engine, " add at most ", most_combined, " numbers at once; take fewer, or --replicate");
     if (c.command != "train") return other_command(c, world, take_gradients, take_step);
-    device_name(0);                                    // a CUDA build without a device says so before anything else
+    require_ranks(c, world);
     if (from.run.empty()) from = find_resume(c.replay > 0 ? "--replay" : c.resume, c.out);   // by --config
     if (c.replay > 0 && from.run.empty())
         throw Usage("--replay ", c.replay, ": ", c.out.empty() ? "no run" : c.out + " has no run", "; give --out RUN");

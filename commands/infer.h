@@ -1,4 +1,4 @@
-// infer.h - the commands that read a model: generate, eval and dump, on the ranks of tp.
+// infer.h - commands on the ranks of a world, and those that read a model: generate, eval and dump, on ranks of tp.
 // Copy with: commands/shared.h, comm/world.h, generate.h, trainer.h and what they name
 // Each rank loads its part of the weights and nothing else, so it needs 1/tp of the memory; the first one speaks.
 #pragma once
@@ -9,6 +9,16 @@
 #include <filesystem>
 
 namespace baretrain {
+
+// Before anything else: a CUDA build has a device, and no axis has more ranks than its engine adds up at once.
+inline void require_ranks(const Config& c, const World& world) {
+    device_name(0);
+    const Mesh mesh = mesh_of(c);
+    for (Axis a : all_axes)
+        if (mesh.size(a) > world.most(mesh.ranks()))
+            throw Usage("--ranks ", c.ranks, ": ", mesh.size(a), " of them on the axis ", axis_names[int(a)], ", but ",
+                        world.engine, " add up at most ", most_combined, "; take fewer");
+}
 
 // run(arena, rank), of each rank, returns the arena's peak: first once dry, to know its memory.
 template <class Run> int run_planned(const Config& c, const World& world, Run run) {

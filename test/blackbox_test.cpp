@@ -298,8 +298,8 @@ TEST_CASE("a step that is not finite is reported, skipped or stopped at, and run
     std::string why;
     for (const std::string how : {"skip", "stop", "skip-tp"}) {
         const bool tp = how == "skip-tp";
-        const Result r = lab.train(how, wild + Words{"--nonfinite", how.substr(0, 4), "--steps", "20", "--dtype", "fp64", "--ranks",
-                                                     tp ? "2" : "1", "--tp", tp ? "2" : "1"});
+        const Result r = lab.train(how, wild + Words{"--nonfinite", how.substr(0, 4), "--steps", "20", "--ranks", tp ? "2" : "1",
+                                                     "--tp", tp ? "2" : "1"});
         CAPTURE(r.out);
         CHECK(r.code == (how == "stop" ? 1 : 0));
         REQUIRE(lab.spikes(how).size() == 1);          // and not one for each step from there on

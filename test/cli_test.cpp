@@ -222,7 +222,7 @@ TEST_CASE("help lists about thirty flags, --help-all all of them; neither makes 
     CHECK(all.code == 0);
     CHECK(count(all.out, "\n  --") > count(help.out, "\n  --") + 20);
     for (const char* flag : {"--lr ", "--data ", "--resume ", "--batch "}) CHECK(contains(help.out, flag));
-    for (const char* flag : {"--beta2 ", "--tp ", "--eps "}) {
+    for (const char* flag : {"--beta2 ", "--sp ", "--eps "}) {
         CHECK(!contains(help.out, flag));
         CHECK(contains(all.out, flag));
     }

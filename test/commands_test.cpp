@@ -68,7 +68,7 @@ std::string encoded(const std::string& dtype, double v) {
 struct Folder : TempFolder {
     Reference truth;
     const std::string dir = *this / "hf";
-    explicit Folder(const ModelShape& s) : truth{s, {}} {
+    explicit Folder(const ModelShape& s, const std::string& all_in = "") : truth{s, {}} {
         put("hf/config.json", to_hf_config(s, "float32"));
         for (const auto& [name, text] : Tokenizer::bytes().files()) put("hf/" + name, text);
         json headers[2] = {json::object(), json::object()}, map;
@@ -76,7 +76,7 @@ struct Folder : TempFolder {
         const char* const types[] = {"F64", "F32", "BF16", "F16"};
         unsigned n = 1, t = 0;
         for (const auto& [name, dims] : tensors_of(s)) {
-            const std::string dtype = types[t % 4];
+            const std::string dtype = all_in.empty() ? types[t % 4] : all_in;
             const unsigned shard = t++ / 4 % 2;
             long count = 1;
             for (long d : dims) count *= d;
@@ -249,8 +249,8 @@ TEST_CASE("A8: eval is total over count of every token, whatever the batch, with
 TEST_CASE("dump, eval and generate come to the same on any number of ranks of tp") {
     for (ModelShape shape : {shape_of("gpt2", false), shape_of("qwen3", true)}) {
         CAPTURE(shape.family);
-        shape.heads = 8, shape.kv_heads = shape.family == "gpt2" ? 8 : 4, shape.dim = 32, shape.vocab = 257;
-        Folder hf(shape);
+        shape.heads = 8, shape.kv_heads = shape.family == "gpt2" ? 8 : 4, shape.dim = 32, shape.ffn = 20, shape.vocab = 257;
+        Folder hf(shape, "F64");
         hf.put("text.txt", prose(75));
         json many = json::array();                     // more rows than a chunk of the head has
         for (int i = 0; i < 24; ++i) many.push_back({i, 5, 256 - i, 7, 0, 200 + i, 64, 65, 66, 3 * i, 1, 2, 3, 4});

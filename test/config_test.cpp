@@ -74,10 +74,10 @@ TEST_CASE("names that are unknown name the nearest") {
 }
 
 TEST_CASE("keys without code behind them are refused as not built") {
-    CHECK(refusal({"--tp", "2"}) == "--tp 2: not built yet; only 1 works so far");
-    CHECK(refusal({"--tp", "1"}) == "accepted");
-    CHECK(refusal({"--sp"}) == "--sp true: not built yet; only false works so far");
-    CHECK(refusal({"--sp", "false"}) == "accepted");
+    CHECK(refusal({"--cp", "2"}) == "--cp 2: not built yet; only 1 works so far");
+    CHECK(refusal({"--cp", "1"}) == "accepted");
+    CHECK(refusal({"--show-batch"}) == "--show-batch true: not built yet; only false works so far");
+    CHECK(refusal({"--show-batch", "false"}) == "accepted");
     CHECK(refusal({"--compare", "lr=1,2"}) == "--compare lr=1,2: not built yet");
     const TempFolder folder;
     const std::string four = folder.put("a.toml", "pp = 4");
@@ -380,13 +380,16 @@ TEST_CASE("the learning rate follows the width unless it is given") {
     CHECK(run({"--dim", "768", "--heads", "12", "--lr", "1e-3"}).config.lr == 1e-3);
 }
 
-TEST_CASE("--help shows thirty flags, --help-all every one, each with its default") {
+TEST_CASE("--help shows thirty-one flags, --help-all every one, each with its default") {
     const std::string help = run({"--help"}).text, all = run({"--help-all"}).text;
-    CHECK(count(help, "\n  --") == 30 + 4);                   // and --config, --help, --help-all, --version
+    CHECK(count(help, "\n  --") == 31 + 4);                   // and --config, --help, --help-all, --version
     CHECK(count(all, "\n  --") > 75);
     CHECK(contains(help, "\n  --lr 0.00390625 "));
-    CHECK(!contains(help, "--tp"));
-    CHECK(contains(all, "\n  --tp 1 "));
+    CHECK(contains(help, "\n  --tp 1 "));
+    CHECK(!contains(help, "--sp "));
+    CHECK(contains(all, "\n  --sp false "));
+    CHECK(contains(run({"generate", "--help"}).text, "\n  --tp 1 "));
+    CHECK(!contains(run({"generate", "--help-all"}).text, "\n  --ranks"));
     CHECK(contains(all, "\n  --beta2 0.95 "));
     CHECK(run({"-h"}).text == help);
     CHECK(contains(run({"generate", "--help"}).text, "--top-k"));

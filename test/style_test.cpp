@@ -32,7 +32,7 @@ const std::map<std::string, int> host_layers = {
 const Names host_may_use = {"device/error.h", "device/types.h", "device/random.h", "device/watch.h"};
 // The core is what a training step runs. Not of it: adapters and FP8, engines between ranks, the other commands, and all
 // host-only files.
-const Names not_core = {"lora.h", "kernels/quantize.h", "generate.h", "gradcheck.h", "plan.h", "traffic.h", "commands.h", "commands/costs.h"};
+const Names not_core = {"lora.h", "kernels/quantize.h", "generate.h", "gradcheck.h", "plan.h", "traffic.h", "commands.h", "commands/costs.h", "commands/infer.h", "commands/shared.h"};
 
 bool starts(const std::string& s, const std::string& with) { return s.rfind(with, 0) == 0; }
 bool ends(const std::string& s, const std::string& with) {
