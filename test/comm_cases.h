@@ -4,7 +4,9 @@
 #pragma once
 #include "comm.h"
 #include "harness.h"
+#include <functional>
 #include <memory>
+#include <numeric>
 
 namespace baretrain::test {
 
@@ -167,6 +169,77 @@ template <class T> void check_nan(Comm& comm, Axis a) {
     comm.ledger.clear();
 }
 
+// <A x, y> = <x, A* y> over all ranks: what goes backward through each operation. x and y are each rank's own; what all
+// ranks have is counted once.
+inline void check_adjoint(Comm& comm, Axis a, const Numbers& x, const Numbers& y, auto forward, auto backward) {
+    const auto dot = [](const Numbers& u, const Numbers& v) { return std::inner_product(u.begin(), u.end(), v.begin(), 0.0); };
+    const Tensor<double> products(1, 2, {dot(forward(x), y), dot(x, backward(y))});
+    comm.await(comm.sum(a, products.v, {"test"}));
+    const Numbers both = products.get();
+    CHECK(std::fabs(both[0]) > 1e-3);
+    CHECK(std::fabs(both[0] - both[1]) < 1e-12 * (1 + std::fabs(both[0])));
+}
+inline void check_adjoints(Comm& comm, Axis a, long count) {
+    const long n = comm.size(a), me = comm.mesh.at(a);
+    const auto own = [&](long size, int which) { return noise<double>(size, 2 * comm.mesh.rank + which); };
+    const auto tensor = [](const Numbers& v) { return Tensor<double>(1, long(v.size()), v); };
+    const auto gather = [&](const Numbers& x) {
+        const Tensor<double> from = tensor(x), to(1, n * count);
+        comm.await(comm.gather(a, to.v, from.in(), {"test"}));
+        return to.get();
+    };
+    const auto scatter = [&](const Numbers& x) {
+        const Tensor<double> t = tensor(x);
+        comm.await(comm.scatter(a, t.v, {"test"}));
+        const Numbers all = t.get();
+        return Numbers(all.begin() + me * count, all.begin() + (me + 1) * count);
+    };
+    const auto sum = [&](const Numbers& x) {
+        const Tensor<double> t = tensor(x);
+        comm.await(comm.sum(a, t.v, {"test"}));
+        return t.get();
+    };
+    const auto all_to_all = [&](const Numbers& x) {
+        const Tensor<double> from = tensor(x), to(1, n * count);
+        comm.await(comm.all_to_all(a, to.v, from.in(), {"test"}));
+        return to.get();
+    };
+    check_adjoint(comm, a, own(count, 0), own(n * count, 1), gather, scatter);
+    check_adjoint(comm, a, own(n * count, 0), own(count, 1), scatter, gather);
+    check_adjoint(comm, a, own(n * count, 0), own(n * count, 1), all_to_all, all_to_all);
+    check_adjoint(comm, a, own(count, 0), own(count, 1), sum, sum);   // each goes on with the sum in its own way
+    const Numbers same = noise<double>(count, 99);                    // or all in the same: then nothing travels back
+    check_adjoint(comm, a, own(count, 0), same, [&](const Numbers& x) {
+        Numbers s = sum(x);
+        for (double& v : s) v /= double(n);
+        return s;
+    }, std::identity());
+    for (int root = 0; root < n; ++root) {
+        const auto broadcast = [&](const Numbers& x) {
+            const Tensor<double> t = tensor(x);
+            comm.await(comm.broadcast(a, t.v, root, {"test"}));
+            return t.get();
+        };
+        const auto sum_to_root = [&](const Numbers& y) {
+            const Numbers s = sum(y);
+            return me == root ? s : Numbers(s.size());
+        };
+        check_adjoint(comm, a, own(count, 0), own(count, 1), broadcast, sum_to_root);
+        const int next = int((root + 1) % n);
+        if (n == 1) continue;
+        const auto carry = [&](int from, int to) {
+            return [&comm, a, me, from, to, tensor](const Numbers& x) {
+                const Tensor<double> t = tensor(x), none = tensor(Numbers(x.size()));
+                if (me == from) comm.await(comm.send<double>(a, t.in(), to, {"test"}));
+                if (me == to) comm.await(comm.receive(a, t.v, from, {"test"}));
+                return me == to ? t.get() : none.get();
+            };
+        };
+        check_adjoint(comm, a, own(count, 0), own(count, 1), carry(root, next), carry(next, root));
+    }
+    comm.ledger.clear();
+}
+
 inline void check_all(Comm& comm) {
     for (Axis a : all_axes) {
         CAPTURE(axis_names[int(a)]);
@@ -175,7 +248,7 @@ inline void check_all(Comm& comm) {
             check_moves<double>(comm, a, count), check_moves<float>(comm, a, count), check_moves<bf16>(comm, a, count);
             check_moves<char>(comm, a, count);
         }
-        check_several(comm, a);
+        check_several(comm, a), check_adjoints(comm, a, 7);
         check_nan<double>(comm, a), check_nan<float>(comm, a), check_nan<bf16>(comm, a);
     }
 }

@@ -299,7 +299,7 @@ TEST_CASE("as processes under mpirun every operation gives the bits that threads
         const MpiRun r = under_mpirun(ranks, "all");
         INFO(r.out, r.error);
         CHECK(r.code == 0);
-        CHECK(count(r.out, "1 passed | 0 failed") == size_t(ranks));
+        CHECK(count(r.out, " 1 passed | 0 failed") == size_t(ranks));
     }
     const MpiRun r = under_mpirun(4, "cross");
     INFO(r.out, r.error);

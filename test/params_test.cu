@@ -59,9 +59,101 @@ std::map<std::string, Param> by_name(const Params& params) {
     return rows;
 }
 
+// For 1, 2, 3, 4 and 8 ranks of tp: heads and hidden units divide, ids and channels don't.
+ModelShape split_shape(const std::string& family) {
+    const bool gpt2 = family == "gpt2";
+    ModelShape s{.family = family, .layers = 1, .dim = gpt2 ? 24 : 7, .heads = gpt2 ? 24 : 48, .kv_heads = 24,
+                 .head_dim = gpt2 ? 1 : 2, .ffn = 72, .vocab = 61, .seq = 5, .tied = false};
+    s.attention_bias = family == "llama" || family == "qwen3", s.mlp_bias = family == "llama";
+    return s;
+}
+// The rank that has an element of a whole tensor, -1: all have it.
+int owner(const std::string& name, long row, long col, const ModelShape& s, long t) {
+    const auto is = [&](const char* part) { return name.find(part) != std::string::npos; };
+    const bool vector = name.ends_with(".bias");
+    const long A = s.heads * s.head_dim, K = s.kv_heads * s.head_dim, output = vector || s.family == "gpt2" ? col : row;
+    if (is("wte") || is("embed_tokens") || is("lm_head")) return int(row / ((s.vocab + t - 1) / t));
+    if (is("c_attn")) return int(output % s.dim / (s.dim / t));   // q, k and v, each by heads
+    if (is("q_proj")) return int(output / (A / t));
+    if (is("k_proj") || is("v_proj")) return int(output / (K / t));
+    if (is("c_fc") || is("gate_proj") || is("up_proj")) return int(output / (s.ffn / t));
+    if (vector) return -1;                             // of layers that are cut by inputs: behind the sum
+    if (is("attn.c_proj")) return int(row / (A / t));
+    if (is("mlp.c_proj")) return int(row / (s.ffn / t));
+    if (is("o_proj")) return int(col / (A / t));
+    if (is("down_proj")) return int(col / (s.ffn / t));
+    return -1;
+}
+// The elements of the whole that a rank has, in their order in its memory.
+std::vector<long> elements_of(const Param& p, const ModelShape& s, Slice slice) {
+    std::vector<long> all;
+    for (long r = 0; r < p.whole_rows; ++r)
+        for (long c = 0; c < p.whole_cols; ++c)
+            if (const int who = owner(p.name, r, c, s, slice.ranks); who < 0 || who == slice.rank)
+                all.push_back(r * p.whole_cols + c);
+    return all;
+}
+
 }  // namespace
 
 TEST_SUITE("params") {
+
+TEST_CASE("tp: each element is on the rank of its head, hidden unit or id, in order, or on all: any part of a tensor") {
+    for (const std::string& family : model_families)
+        for (const int t : {1, 2, 3, 4, 8})
+            for (int rank = 0; rank < t; ++rank) {
+                const ModelShape shape = split_shape(family);
+                const Params params(shape, 1, {t, rank});
+                for (const Param& p : params.rows()) {
+                    CAPTURE(p.name); CAPTURE(t); CAPTURE(rank);
+                    const std::vector<long> want = elements_of(p, shape, {t, rank});
+                    REQUIRE(p.count() == long(want.size()));
+                    CHECK(p.count() <= p.room);
+                    CHECK(p.split() == (owner(p.name, 0, 0, shape, t) == 0));
+                    CHECK(p.whole() == (t == 1 || !p.split()));
+                    const long n = p.count();
+                    for (const auto& [first, end] : {std::pair(0L, n), {0L, 1L}, {n - 1, n}, {n / 3, n / 2}, {n / 4, n - 1},
+                                                     {n / 2, n / 2}, {std::min(n, p.cols), std::min(n, 2 * p.cols)}}) {
+                        std::vector<long> got(size_t(n), -1);
+                        long told = 0;
+                        p.for_each_run({first, end - first}, [&](long mine, long whole, long count) {
+                            for (long i = 0; i < count; ++i, ++told) got.at(size_t(mine + i)) = whole + i;
+                        });
+                        CHECK(told == end - first);
+                        CHECK(std::equal(want.begin() + first, want.begin() + end, got.begin() + first));
+                        CHECK(p.boxes({first, end - first}).size() <= 3 * p.columns.size());
+                    }
+                }
+            }
+}
+
+TEST_CASE("tp: every rank lays out the same, what all have first; what is counted once is all that one rank has") {
+    for (const std::string& family : model_families)
+        for (const int t : {1, 2, 3, 4, 8}) {
+            const ModelShape shape = split_shape(family);
+            const Params first(shape, 2, {t, 0});
+            std::map<std::string, long> counted;
+            for (int rank = 0; rank < t; ++rank) {
+                CAPTURE(family); CAPTURE(t); CAPTURE(rank);
+                const Params params(shape, 2, {t, rank});
+                for (size_t i = 0; i < params.rows().size(); ++i) {
+                    const Param &p = params.rows()[i], &q = first.rows()[i];
+                    CHECK((p.offset == q.offset && p.room == q.room));
+                    const Range once = p.range().both(params.counted(p.unit));
+                    CHECK((once.count == 0 || once.count == p.count()));
+                    CHECK(params.counts(p) == (once.count > 0));
+                    counted[p.name] += once.count;
+                    const auto before = [&](Share share) { return p.offset + p.count() <= params.end_of(p.unit, share); };
+                    const auto has = [&](const char* part) { return p.name.find(part) != std::string::npos; };
+                    CHECK(before(Share::all) == !p.split());
+                    CHECK(before(Share::heads) == (has("q_norm") || has("k_norm")));
+                    CHECK(before(Share::rows) == (has("norm") || has("ln_")));
+                }
+                for (int u = 0; u < params.units(); ++u) CHECK(params.unit_size(u) == first.unit_size(u));
+            }
+            for (const Param& p : first.rows()) CHECK(counted.at(p.name) == p.whole_rows * p.whole_cols);
+        }
+}
 
 TEST_CASE("names, shapes and orientation are those of Hugging Face's models, no more and no fewer") {
     for (const ModelShape& shape : all_shapes()) {
