@@ -34,6 +34,28 @@ inline void print_costs(long ranks, const std::vector<std::pair<std::string, Fac
     std::printf("\n");
 }
 
+// Of the ends and the first block: which rows or columns of each matrix the ranks of tp have, one after the other.
+inline std::string split_text(const Config& c) {
+    std::string text;
+    std::vector<Params> ranks;
+    for (int r = 0; r < c.tp; ++r) ranks.push_back(params_of(c, r));
+    for (size_t i = 0; i < ranks[0].rows().size(); ++i) {
+        const Param& p = ranks[0].rows()[i];
+        if (!p.split() || p.unit > block_unit(0)) continue;
+        const bool by_rows = p.cols == p.whole_cols;
+        text += format("split    %-44s %ld x %ld: ", p.name.c_str(), p.whole_rows, p.whole_cols);
+        text += by_rows ? "rows" : "columns";
+        for (const Params& rank : ranks) {
+            const Param& mine = rank.rows()[i];
+            text += &rank == &ranks[0] ? "" : " |";
+            for (const Range& r : by_rows ? std::vector<Range>{{mine.first_row, mine.rows}} : mine.columns)
+                text += concat(" ", r.first, "-", r.first + r.count - 1);
+        }
+        text += "\n";
+    }
+    return text;
+}
+
 template <class T, class Step> int print_plan(const Config& c, Step step) {
     Config config = c;
     if (config.shape.vocab == 0) set_vocab(config, load_tokenizer(config.tokenizer).vocab());
@@ -69,6 +91,7 @@ template <class T, class Step> int print_plan(const Config& c, Step step) {
     std::printf("%-8s %-12s %12.3f GFLOP a step\n", "", "attention", plan.attention_flops / 1e9);
     std::printf("%-8s %-12s %12.3f GFLOP a token\n", "", "all", all / 1e9 / double(config.tokens_per_step));
     std::printf("decay    %s\nnone     %s\n", decay_group(params, true).c_str(), decay_group(params, false).c_str());
+    if (config.tp > 1) std::printf("%s", split_text(config).c_str());
     if (!layouts.empty()) print_costs(config.ranks, layouts);
     return 0;
 }

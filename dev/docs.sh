@@ -1,7 +1,7 @@
 #!/bin/bash
 # The outputs and pictures of README.md and lessons/*.md: runs each block that begins ```sh run, and writes what it prints
-# into the ```text block behind it. Commands run in build/docs, where the program and a copy of lessons/ lie; pictures are
-# files they write there.
+# into the ```text block behind it. Commands run in build/docs, where the program, a copy of lessons/ and the headers that
+# they quote lie; pictures are files they write there.
 #   dev/docs.sh            pages and pictures anew             dev/docs.sh --check    is what is there still true?
 #   dev/docs.sh --same A B    do two files say the same? Words and whole numbers to the letter, other numbers to four digits.
 # Called by `make docs`, `make docs-check` and .ci/run.
@@ -65,7 +65,7 @@ page() {   # in, out
 
 [ "${1:-}" != --same ] || { same "$2" "$3"; exit; }
 [ -x "${PROGRAM:=./train_gpt}" ] || { echo "$PROGRAM is not built" >&2; exit 1; }
-rm -rf $work && mkdir -p $work && cp -Rp lessons $work/ && rm -f $work/lessons/*.svg && ln -s "$PWD/$PROGRAM" $work/train_gpt
+rm -rf $work && mkdir -p $work && cp -Rp lessons $work/ && rm -f $work/lessons/*.svg && ln -s "$PWD/$PROGRAM" $work/train_gpt && ln -s "$PWD"/{gpt,tp}.h $work/
 passed=0 failed=0
 for f in README.md lessons/*.md; do
     page "$f" $work/"$f" || { echo "FAILED  $f: see above"; failed=$((failed + 1)); rm -f $work/"$f"; }

@@ -1,6 +1,8 @@
 // plan_test.cu - what a dry run says a run will cost, against closed forms and against what is then allocated.
+#include "commands/costs.h"
 #include "test/host.h"
 #include "test/model.h"
+#include "test/ranks.h"
 #include "dev/bench/bench.h"
 
 using namespace baretrain;
@@ -94,8 +96,31 @@ TEST_CASE("a run allocates, class by class, what its plan says") {
     }
 }
 
-TEST_CASE_TEMPLATE("every layout: what its plan says = what each rank holds, class by class, and sends = the closed forms",
-                   T, float, bf16) {
+// What its plan says = what each rank holds, class by class, and sends in a step = what the formulas say.
+template <class T> void check_ranks(const Config& config, long micros) {
+    const Plan plan = plan_of<T>(config, params_of(config));
+    const auto bytes = [](const Ledger& ledger) {
+        std::map<std::string, long> all;
+        for (const auto& [key, row] : ledger) all[key.text()] = row.bytes;
+        return all;
+    };
+    std::mutex mutex;
+    on_ranks<T>(config, [&](Trainer<T>& t) {
+        t.comm.ledger.clear();
+        train_step(t, std::vector<Rows>(size_t(micros), make_rows({7, 7}, t.comm.mesh.dp_rank())));
+        const std::lock_guard lock(mutex);
+        if (config.tp == 1 || t.comm.first()) {        // else they are those of rank 0
+            CHECK(bytes(t.comm.ledger) == bytes(plan.ledger));
+            CHECK(bytes(t.comm.ledger) == bytes(sent_by_formula<T>(config, t.params, config.stats > 0)));
+            CHECK(t.matmul.flops() == plan.matmul_flops);
+        }
+        CHECK(memory_facts(t.arena.parts(), plan.peak) == memory_facts(plan.parts, plan.peak));
+        CHECK(t.arena.peak() == plan.step);
+    });
+}
+
+TEST_CASE_TEMPLATE("every layout: its plan is what each rank holds and sends, and the formulas say the same", T, float,
+                   bf16) {
     for (const long ranks : {2, 4})
         for (const long micros : {1, 3}) {
             Config c = Model<T>::config_of(shape_of("gpt2", false), {7, 2, micros * ranks}, "none");
@@ -103,25 +128,34 @@ TEST_CASE_TEMPLATE("every layout: what its plan says = what each rank holds, cla
             CHECK(alternatives(c).size() == 5);
             for (const auto& [name, config] : alternatives(c)) {
                 CAPTURE(ranks); CAPTURE(micros); CAPTURE(name);
-                const Plan plan = plan_of<T>(config, params_of(config));
-                const auto bytes = [](const Ledger& ledger) {
-                    std::map<std::string, long> all;
-                    for (const auto& [key, row] : ledger) all[key.text()] = row.bytes;
-                    return all;
-                };
-                std::mutex mutex;
-                on_ranks<T>(config, [&](Trainer<T>& t) {
-                    t.comm.ledger.clear();
-                    train_step(t, std::vector<Rows>(size_t(micros), make_rows({7, 7}, t.comm.mesh.rank)));
-                    const std::lock_guard lock(mutex);
-                    CHECK(bytes(t.comm.ledger) == bytes(plan.ledger));
-                    CHECK(bytes(t.comm.ledger) == bytes(sent_by_formula<T>(config, t.params, config.stats > 0)));
-                    CHECK(memory_facts(t.arena.parts(), plan.peak) == memory_facts(plan.parts, plan.peak));
-                    CHECK(t.arena.peak() == plan.step);
-                    CHECK(t.matmul.flops() == plan.matmul_flops);
-                });
+                check_ranks<T>(config, micros);
             }
         }
+}
+
+TEST_CASE("plan names the rows or columns of each matrix that each rank has: of stacked ones some of each part") {
+    Config c = Model<float>::config_of(split_shape("gpt2", true), {7, 2, 2}, "none");
+    c.ranks = c.tp = 2;
+    const std::string text = split_text(c);
+    CAPTURE(text);
+    for (const char* line : {"transformer.wte.weight                       33 x 20: rows 0-16 | 17-32\n",
+                             "h.0.attn.c_attn.weight           20 x 60: columns 0-9 20-29 40-49 | 10-19 30-39 50-59\n",
+                             "h.0.attn.c_attn.bias             1 x 60: columns 0-9 20-29 40-49 | 10-19 30-39 50-59\n",
+                             "h.0.attn.c_proj.weight           20 x 20: rows 0-9 | 10-19\n"})
+        CHECK_MESSAGE(text.find(line) != std::string::npos, line);
+    CHECK(text.find("ln_") == std::string::npos);
+    CHECK(text.find(".h.1.") == std::string::npos);
+}
+
+TEST_CASE("tensor and sequence parallelism: the plan and the formulas say what is sent, in each recompute mode") {
+    for (const bool sp : {false, true})
+        for (const char* how : {"none", "selective", "full"})
+            for (const char* shard : {"none", "fsdp"}) {
+                CAPTURE(sp); CAPTURE(how); CAPTURE(shard);
+                Config c = Model<bf16>::config_of(split_shape("qwen3", false), {7, 2, 4}, how);
+                c.ranks = 4, c.tp = 2, c.sp = sp, c.shard = shard, c.stats = sp;
+                check_ranks<bf16>(c, 2);
+            }
 }
 
 TEST_CASE("plan costs the alternatives that a number of ranks has: hsdp in two copies, or in as many as are given") {
