@@ -318,14 +318,16 @@ inline void Params::lay_out() {
     for (long& size : sizes_) size = padded(size, 64L * shards_);
 }
 
-// Neighbours with the same decay share a span; the padding between them is zero and stays zero.
+// Neighbours with the same decay share a span, but not what all of tp have with what they split; the padding between
+// them is zero and stays zero.
 inline std::vector<OptimizerSpan> Params::spans(int unit) const {
     std::vector<OptimizerSpan> here, spans;
     for (const Param& p : rows_)
         if (p.unit == unit) here.push_back({p.offset, p.count(), p.decay()});
     std::ranges::sort(here, {}, &OptimizerSpan::offset);
     for (const OptimizerSpan& s : here) {
-        if (spans.empty() || spans.back().decay != s.decay) spans.push_back({s.offset, 0, s.decay});
+        const bool apart = slice_.ranks > 1 && s.offset == end_of(unit, Share::all);
+        if (spans.empty() || spans.back().decay != s.decay || apart) spans.push_back({s.offset, 0, s.decay});
         spans.back().count = s.offset + s.count - spans.back().offset;
     }
     return spans;

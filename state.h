@@ -126,14 +126,17 @@ public:
             for (const OptimizerSpan& s : params_.spans(u)) adamw<T>(d, span(grads, u, s), step);
         });
     }
-    // What the update of a part of a unit works on: as much of it as this rank owns.
+    // What the update of a part of a unit works on: as much of it as this rank owns. Random numbers go by the place in
+    // the unit, and where tp splits it by the rank, too: what several ranks have is rounded alike.
     AdamSpan<T> span(GradStore<R>& grads, int unit, const OptimizerSpan& s) const {
         const size_t i = size_t(unit);
+        const auto [slices, slice] = params_.slice();
+        const uint64_t whose = i * size_t(slices) + (s.offset < params_.end_of(unit, Share::all) ? 0 : size_t(slice));
         const Range owned = weights_.owns(unit), r = Range{s.offset, s.count}.both(owned);
         const long at = r.first - owned.first;
         return {weights_.owned(unit).data + at, master_.empty() ? nullptr : master_[i].data.data + at,
                 m_[i].data.data + at, v_[i].data.data + at, grads.owned(unit).data + at, r.count,
-                R(s.decay), R(1), (uint64_t(unit) << 40) + uint64_t(r.first)};
+                R(s.decay), R(1), (whose << 40) + uint64_t(r.first)};
     }
 
     // Everything that a resumed run needs besides the weights.

@@ -1,6 +1,7 @@
 // resharded_test.cu - a run that was saved in one layout goes on in any other, or to the same bits in its own.
 #include "test/ranks.h"
 #include "test/host.h"
+#include <set>
 
 using namespace baretrain;
 using namespace baretrain::test;
@@ -266,6 +267,27 @@ TEST_CASE("C4: with weights rounded at random a stop changes no bit, and each el
         CAPTURE(shard);
         CHECK((content == first));
     }
+    std::map<uint64_t, std::set<std::string>> who;     // the first element of a tensor, or of a part: its number
+    std::mutex mutex;
+    const Config c = config_of({.ranks = 4, .tp = 4}, "bf16", cut_shape("gpt2", true));
+    on_ranks<bf16>(c, [&](Trainer<bf16>& t) {
+        for (int u = 0; u < t.params.units(); ++u)
+            for (const OptimizerSpan& s : t.params.spans(u))
+                for (const Param& p : t.params.rows()) {
+                    if (p.unit != u || p.offset < s.offset || p.offset >= s.offset + s.count) continue;
+                    const uint64_t number = t.optimizer.span(t.grads, u, s).first + uint64_t(p.offset - s.offset);
+                    const std::lock_guard lock(mutex);
+                    who[number].insert(concat(p.name, " at ", p.boxes({0, 1})[0].whole));
+                }
+    });
+    size_t elements = 0;
+    for (const auto& [number, names] : who) {
+        CHECK(names.size() == 1);
+        elements += names.size();
+    }
+    const Params whole(c.shape);
+    for (const Param& p : whole.rows()) elements -= p.split() ? 4 : 1;
+    CHECK(elements == 0);
 }
 
 TEST_CASE("C17: ranks that own a part of a row, or nothing but padding, train, save and resume as one rank does") {
