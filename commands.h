@@ -77,7 +77,7 @@ template <class Gradients> GradcheckRow gradcheck_model(const ModelShape& shape,
         else row = gradcheck_parameters(t.device, params, t.weights, t.grads, backward, loss);
         return arena.peak();
     };
-    run_planned(run);
+    run(Arena(run(Arena())));                          // dry first, to know its memory
     return row;
 }
 

@@ -54,9 +54,7 @@ Plan make_plan(const Config& config, const Params& params, Step step, size_t ava
     plan.step = arena.peak();
     plan.matmul_flops = t.matmul.flops();
     plan.ledger = t.comm.ledger;
-    const Params whole(config.shape);
-    for (const Param& p : whole.rows())                // as a save collects them
-        gather_tensor<T, T>(t.context, p, View<const T>(nullptr, 1, p.cut(params.slice()).count()), nullptr);
+    join_fetches(whole_tensors<T>(t, [](const Param& p) { return View<T>(nullptr, 1, p.count()); }));   // a save
     evaluate_rows(t.context, t.weights, t.rows, rows);
     Generator<T>(t.context, t.weights, config.seq).feed(std::vector<int>(size_t(config.seq)), 0);
     plan.peak = arena.peak();

@@ -187,6 +187,20 @@ template <class T> SaveGroup save_group(Trainer<T>& t) {
     }, [&t](const std::string& why) { t.comm.abort(concat("rank ", t.comm.mesh.rank, ": ", why)); }};
 }
 
+// The tensors of the table, whole when they are fetched, which all ranks do together. part(p): what this rank has of p.
+template <class E, class T, class Part>
+std::vector<TensorSource> whole_tensors(Trainer<T>& t, Part part) {
+    std::vector<TensorSource> list;
+    const Params whole(t.params.shape());
+    for (size_t i = 0; i < whole.rows().size(); ++i) {
+        const Param& mine = t.params.rows()[i];
+        list.push_back({mine.name, safetensors_dtype<E>(), mine.dims(), [&, part, all = whole.rows()[i]](void* to) {
+            gather_tensor(t.context, all, View<const E>(part(mine)), static_cast<E*>(to));
+        }});
+    }
+    return list;
+}
+
 template <class T>
 std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, const std::string& run) {
     CheckpointParts parts;
@@ -200,16 +214,12 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
                                                        fits ? std::optional<long>() : tokenizer.end_of_text());
     using Unit = std::unique_ptr<Lease<T>>;
     Unit ends(new Lease<T>(t.weights.gather(ends_unit))), block;   // whose tensors are being written
-    const Params whole(t.params.shape());
-    for (size_t i = 0; i < whole.rows().size(); ++i) {
-        const Param &p = t.params.rows()[i], &all = whole.rows()[i];
-        parts.weights.push_back({p.name, safetensors_dtype<T>(), p.dims(), [&](void* to) {
-            Unit& unit = p.unit == ends_unit ? ends : block;
-            if (unit && unit->unit != p.unit) t.weights.release(*unit), unit.reset();
-            if (!unit) unit.reset(new Lease<T>(t.weights.gather(p.unit)));
-            gather_tensor(t.context, all, (*unit)->flat.col_range(p.offset, p.count()), static_cast<T*>(to));
-        }});
-    }
+    parts.weights = whole_tensors<T>(t, [&](const Param& p) {
+        Unit& unit = p.unit == ends_unit ? ends : block;
+        if (unit && unit->unit != p.unit) t.weights.release(*unit), unit.reset();
+        if (!unit) unit.reset(new Lease<T>(t.weights.gather(p.unit)));
+        return (*unit)->flat.col_range(p.offset, p.count());
+    });
     const SaveGroup group = save_group(t);
     if (group.writer >= 0) parts.state = t.optimizer.sources(t.device);
     parts.trainer = {t.step, t.position, t.tokens, identity(t.config, corpus)};

@@ -110,7 +110,6 @@ template <class T, class Gradients> int dump(Config c, const World& world, Gradi
         fail("-o ", c.output, ": would be written over what it is made from; give another name");
     const long N = long(rows.tokens.size()), V = c.shape.vocab;
     c.batch = 1, c.seq = c.tokens_per_step = N;
-    const Params whole(c.shape);
     return run_planned(c, world, [&](Arena arena, const Rank& rank) {
         const Params params = params_of(c, rank.mesh);
         Trainer<T> t(c, params, arena, rank);
@@ -118,14 +117,9 @@ template <class T, class Gradients> int dump(Config c, const World& world, Gradi
         gradients(t, {rows}, N);
         const std::vector<double> logprobs = logprobs_of(t);
         const R loss = R(-std::accumulate(logprobs.begin(), logprobs.end(), 0.0) / double(N));
-        std::vector<TensorSource> tensors;
-        for (size_t i = 0; i < whole.rows().size(); ++i) {
-            const Param &p = params.rows()[i], &all = whole.rows()[i];
-            tensors.push_back({p.name, safetensors_dtype<R>(), p.dims(), [&](void* to) {
-                const View<R> mine = t.grads.owned(p.unit).col_range(p.offset, p.count());
-                gather_tensor(t.context, all, View<const R>(mine), static_cast<R*>(to));
-            }});
-        }
+        std::vector<TensorSource> tensors = whole_tensors<R>(t, [&](const Param& p) {
+            return t.grads.owned(p.unit).col_range(p.offset, p.count());
+        });
         tensors.push_back({"loss", safetensors_dtype<R>(), {}, [&](void* to) {
             if (to) std::memcpy(to, &loss, sizeof loss);
         }});
@@ -139,7 +133,7 @@ template <class T, class Gradients> int dump(Config c, const World& world, Gradi
         if (!rank.first() || arena.dry()) return join_fetches(tensors), arena.peak();
         replace_file(c.output, [&](const std::string& path) { write_safetensors(path, tensors, {}); });
         std::printf("%s: loss %.6f, logits of %ld rows, %zu gradients\n", c.output.c_str(), double(loss), N,
-                    whole.rows().size());
+                    tensors.size() - 2);
         return arena.peak();
     });
 }

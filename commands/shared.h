@@ -39,13 +39,6 @@ inline void require_memory(size_t bytes) {
              " MB available; take a smaller --batch, --seq or model, or --dtype bf16");
 }
 
-// run(arena) returns the arena's peak: dry first, to know its memory, and then with that much.
-template <class Run> void run_planned(Run run) {
-    const size_t bytes = run(Arena());
-    require_memory(bytes);
-    run(Arena(bytes));
-}
-
 // Operations a second of one big product of T: the best of those that fit into a tenth of a second, two at least.
 // Negative where the run is so short (100 such products) that measuring would be a good part of it.
 template <class T> double measured_peak(Device& d, double run_flops) {
