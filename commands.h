@@ -1,9 +1,10 @@
 // commands.h - what the program does besides training: a function a command, and the words that it prints.
-// Copy with: blackbox.h, gradcheck.h, commands/costs.h, commands/infer.h and what they name
+// Copy with: blackbox.h, gradcheck.h, commands/compare.h, commands/costs.h, commands/infer.h and what they name
 // The training step stands in train_gpt.cu. What needs it is handed it: gradients(trainer, micro-batches, trained) or
 // step(trainer, micro-batches).
 #pragma once
 #include "blackbox.h"
+#include "commands/compare.h"
 #include "commands/costs.h"
 #include "commands/infer.h"
 #include "gradcheck.h"
@@ -186,6 +187,14 @@ int replay(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, Next
     if (different.empty()) std::printf("equal: steps %ld to %ld have the bits of the log\n", first, c.replay);
     else std::printf("different: %s\n", different.c_str());
     return different.empty() ? 0 : 1;
+}
+
+// A folder that is not there yet, for a run; two may begin in one second.
+inline std::string new_run() {
+    const std::string name = "out/" + time_name();
+    std::string free = name;
+    for (int n = 2; std::filesystem::exists(free); ++n) free = name + "-" + std::to_string(n);
+    return free;
 }
 
 // ---- all of them ----------------------------------------------------------------------------------------------------

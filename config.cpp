@@ -358,10 +358,11 @@ std::string to_toml(const Config& config) {
     for (const auto& [group, rows] : table(c)) {
         text += "\n# " + std::string(group) + "\n";
         for (const Key& k : rows) {
-            // Not known before the data is: how many ids the tokenizer has, how many steps the epochs take.
+            // Not known before the data is: how many ids the tokenizer has, how many steps the epochs take. And what
+            // is not of the run itself: where it lies, and what it is one of.
             const std::string name = k.name, value = text_of(k.slot);
             const bool open = (name == "vocab" && c.shape.vocab == 0) || (name == "steps" && c.epochs > 0);
-            const bool place = name == "out" || name == "resume" || name == "replay";   // not what a run does
+            const bool place = name == "out" || name == "resume" || name == "replay" || name == "compare";
             if (open || place || !(k.commands & bit_of(c.command))) continue;
             std::string line = name + " = " + value;
             if (std::holds_alternative<std::string*>(k.slot)) line = toml_string(name, value);

@@ -59,6 +59,7 @@ struct Config {
     double spike_z = 6;                                // deviations that make a loss a spike; 0: off
     long replay = 0;                                   // a step to run again; 0: none
     long stats = 0;                                    // steps from line to line of stats.jsonl; 0: never
+    std::string compare;                               // KEY=a,b: a run for each value; "": one run
 
     std::string prompt;
     long tokens = 300;

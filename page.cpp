@@ -246,6 +246,31 @@ std::string layers(const RunPage& run) {
     return chart("Layers: norm of the update over that of the weight", all, Floor::zero);
 }
 
+// How far the loss of each run lies above that of the first, at the steps of both: the mean of a twentieth of them. A
+// run with another seed shows what chance alone does: a band.
+std::string gaps(Runs runs) {
+    std::map<double, double> base;
+    for (const Point& p : runs[0].points) base[p.step] = p.loss;
+    std::vector<Curve> all;
+    for (size_t run = 1; run < runs.size(); ++run) {
+        std::vector<std::pair<double, double>> apart;
+        for (const Point& p : runs[run].points)
+            if (base.count(p.step)) apart.push_back({p.step, 100 * (p.loss / base[p.step] - 1)});
+        const size_t window = std::max<size_t>(1, apart.size() / 20);
+        const bool chance = std::fabs(fact(runs[run], "seed") - fact(runs[0], "seed")) > 0;   // where both are known
+        Curve up{runs[run].name, concat("color-", run % 6, chance ? " dashed" : ""), {}}, down{"", up.style, {}};
+        for (size_t end = window; end <= apart.size(); ++end) {
+            double sum = 0;
+            for (size_t i = end - window; i < end; ++i) sum += apart[i].second / double(window);
+            up.points.push_back({apart[end - 1].first, chance ? std::fabs(sum) : sum});
+            down.points.push_back({apart[end - 1].first, -std::fabs(sum)});
+        }
+        all.push_back(up);
+        if (chance) all.push_back(down);
+    }
+    return chart(concat("Loss above that of ", runs[0].name, ", %; dashed: what another seed does"), all, Floor::zero);
+}
+
 std::string charts(Runs runs) {
     const bool many = runs.size() > 1;
     const auto curves = [&](double Point::*value, const char* name, const char* kind, size_t color) {
@@ -266,7 +291,7 @@ std::string charts(Runs runs) {
     }
     return "<div class=\"charts\">\n" +
            chart(many ? "Loss: training thin, validation bold" : "Loss", losses) +
-           chart("Gradient norm before clipping", curves(&Point::grad_norm, "", "", 0)) +
+           (many ? gaps(runs) : "") + chart("Gradient norm before clipping", curves(&Point::grad_norm, "", "", 0)) +
            chart("Learning rate", curves(&Point::lr, "", "", 0), Floor::zero) +
            chart("Tokens per second", curves(&Point::tokens_per_s, "", "", 0), Floor::zero) +
            chart("Share of the measured peak of the machine", curves(&Point::mfu, "", "", 0), Floor::zero) +

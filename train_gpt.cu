@@ -350,11 +350,11 @@ inline int run_command(int argc, const char* const* argv, const World& world) {
     if (!from.run.empty() && !c.out.empty() && !std::filesystem::equivalent(c.out, from.run, absent))
         throw Usage("--out " + c.out + ": --resume goes on in " + from.run + "; leave --out out");
     if (!from.run.empty()) c.out = from.run;
-    if (c.out.empty()) {                               // two runs may begin in one second
-        const std::string name = c.out = "out/" + time_name();
-        for (int n = 2; std::filesystem::exists(c.out); ++n) c.out = name + "-" + std::to_string(n);
-    }
-    c.out = world.share(c.out);
+    c.out = world.share(c.out.empty() ? new_run() : c.out);
+    if (!c.compare.empty())
+        return compare(argc, argv, c, world, [&](int words, const char* const* line) {
+            return run_command(words, line, world) + interrupted;   // who stops one stops all
+        });
     if (c.data.empty()) c.data = source_folder();
     std::optional<RunLock> lock;                       // a replay writes nothing, but what it reads must stay
     if (c.replay > 0) lock.emplace(c.out), from.checkpoint = find_replay(from.run, c.replay);

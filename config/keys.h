@@ -131,6 +131,8 @@ inline Table run_keys(Config& c) {
          "a loss so many deviations above the mean of 50 steps is written down with its batch; 0: never"},
         {"replay", &c.replay, not_negative, train, seldom,
          "run this step of --out RUN again, from the checkpoint before, and compare it with the log; 0: no"},
+        {"compare", &c.compare, any, train, seldom,
+         "KEY=a,b,...: the run with each value of a key, and of the first one again with another seed"},
         {"ledger", &c.ledger, any, train, seldom, "print at the end what each rank sent in a step, and what it had to"},
         {"explain", &c.explain, any, train, seldom, "print what a step does, one sentence a piece of work, and end"},
         {"trace", &c.trace, not_negative, train, seldom, "record N steps from the second on: trace.json, run.html"},
@@ -190,7 +192,6 @@ inline constexpr Later later_keys[] = {
     {"chat", "", "chat template"},
     {"chat-date", "", "the date that templates see"},
     {"show-batch", "false", "print one batch with its mask"},
-    {"compare", "", "KEY=a,b: two runs side by side"},
     {"task", "", "for eval"},
 };
 

@@ -398,6 +398,38 @@ TEST_CASE("a run of ranks logs what it sent in each step, equal to the formulas,
     }
 }
 
+TEST_CASE("--compare trains with each value of a key, once more with another seed, and says how far apart they are") {
+    const TempFolder lab;
+    put(lab.path / "text.txt", prose(3000));
+    const Words base = {"--layers", "1", "--dim", "16", "--heads", "2", "--seq", "16", "--batch", "1", "--steps", "10",
+                        "--eval-every", "0", "--data", "text.txt", "--lr", "1", "--seed=5", "--out", "all"};
+    const Result r = run(lab.path, base + Words{"--compare", "lr=1e-3,1e-2"});
+    CAPTURE(r.err);
+    REQUIRE(r.code == 0);
+    const auto value = [&](const std::string& name, const std::string& key) {
+        const json facts = json::parse(get(lab.path / "all" / name / "run.json"));
+        return facts.at("config." + key).get<std::string>();
+    };
+    for (const auto& [name, lr, seed] : {std::tuple("lr-1e-3", "0.001", "5"), {"lr-1e-2", "0.01", "5"}, {"lr-1e-3-again", "0.001", "6"}}) {
+        CHECK(value(name, "lr") == lr);
+        CHECK(value(name, "seed") == seed);
+        CHECK(value(name, "steps") == "10");
+    }
+    CHECK(contains(r.out, "lr-1e-3 "));
+    CHECK(contains(r.out, "+0.00 %\n"));
+    CHECK(contains(get(lab.path / "all/compare.html"), "Loss above that of lr-1e-3, %"));
+    for (const std::string wrong : {"lr=1e-3", "lr", "out=a,b", "lrr=1,2", "compare=a,b", "ids=a,b"}) {
+        CAPTURE(wrong);
+        const Result refused = run(lab.path, base + Words{"--compare", wrong});
+        CHECK(refused.code == 2);
+        CHECK(contains(refused.err, "--compare " + wrong + ": expected KEY=a,b,..."));
+    }
+    const Result second = run(lab.path, {"--layers", "1", "--data", "text.txt", "--out", "none", "--compare", "lr=1e-3,x"});
+    CHECK(second.code == 2);
+    CHECK(contains(second.err, "--lr x: expected"));
+    CHECK(!fs::exists(lab.path / "none"));             // nothing ran before all of it was read
+}
+
 TEST_CASE("what dump and eval cannot use is refused in one line") {
     const Folder hf(shape_of("gpt2", true));
     hf.put("text.txt", prose(75));

@@ -78,7 +78,7 @@ TEST_CASE("keys without code behind them are refused as not built") {
     CHECK(refusal({"--cp", "1"}) == "accepted");
     CHECK(refusal({"--show-batch"}) == "--show-batch true: not built yet; only false works so far");
     CHECK(refusal({"--show-batch", "false"}) == "accepted");
-    CHECK(refusal({"--compare", "lr=1,2"}) == "--compare lr=1,2: not built yet");
+    CHECK(refusal({"--chat", "llama3"}) == "--chat llama3: not built yet");
     const TempFolder folder;
     const std::string four = folder.put("a.toml", "pp = 4");
     CHECK(refusal({"--config", four}) == four + ":1: pp = 4: not built yet; only 1 works so far");

@@ -259,13 +259,13 @@ TEST_CASE("several runs lie over one another, each in a colour; the table shows 
     CHECK(broken_tags(page) == "");
     CHECK(contains(page, "<title>2 runs</title>"));
     const auto c = curves(page);
-    REQUIRE(c.size() == 12);
-    for (size_t chart = 0, at = 0; at < c.size(); ++at, chart = at / 2) CHECK(points_of(c[at]) == (chart == 1 ? 2 : 4));
+    REQUIRE(c.size() == 13);
+    for (size_t at = 0; at < c.size(); ++at) CHECK(points_of(c[at]) == (at == 2 || at == 3 ? 2 : 4));   // validation
     CHECK(c[0].find("M0.0 1000.0") == 0);              // on the same axes
     CHECK(c[1].find("M0.0 750.0") == 0);
     CHECK(count(page, "class=\"curve color-0 ") == 6);
-    CHECK(count(page, "class=\"curve color-1 ") == 6);
-    CHECK(count(page, "</b> right &lt;2&gt;</span>") == 5);   // a legend a chart
+    CHECK(count(page, "class=\"curve color-1") == 7);
+    CHECK(count(page, "</b> right &lt;2&gt;</span>") == 6);   // a legend a chart
     CHECK(count(page, "</b> right &lt;2&gt;</th>") == 4);     // and a column in each table
     CHECK(contains(page, "<td>lr</td><td>0.25</td><td>0.5</td>"));
     CHECK(contains(page, "<td>only</td><td>&ndash;</td><td>true</td>"));
@@ -280,9 +280,32 @@ TEST_CASE("a seventh run has the colour of the first and dashes; a run without s
     for (size_t i = 1; i < 7; ++i) runs[i].points = two_runs(4)[0].points;
     const std::string page = html_page(runs);
     CHECK(broken_tags(page) == "");
-    CHECK(count(page, "class=\"curve color-5 ") == 6);
+    CHECK(count(page, "class=\"curve color-5 ") == 6);     // there is no first run to lie above
     CHECK(count(page, "class=\"curve color-0 thin dashed\"") == 1);
     CHECK(contains(page, "<td>step</td><td>no step yet</td><td>4</td>"));
+}
+
+TEST_CASE("the gap to the first run is the mean of a twentieth of the steps; another seed makes a band of its size") {
+    std::vector<RunPage> runs(3);
+    for (size_t r = 0; r < 3; ++r) {
+        runs[r].name = concat("run", r);
+        runs[r].facts = {{"seed", r == 2 ? "8" : "7"}};
+        for (size_t i = 1; i <= 40; ++i) {
+            const double loss = r == 0 ? 2 : r == 1 ? 2 + 0.02 * double(i % 2) : 2 - 0.06 * double(i % 2);
+            runs[r].points.push_back({double(i), loss, 1, 1, 1, NAN, NAN, NAN});
+        }
+    }
+    const std::string page = html_page(runs);
+    const size_t at = page.find("<figcaption>Loss above that of run0, %");
+    REQUIRE(at != std::string::npos);
+    const std::string figure = page.substr(at, page.find("</figure>", at) - at);
+    CHECK(contains(figure, "data-range=\"2 40 -1.5 1.5\""));   // means of two steps: 0.5 %, and 1.5 % up and down
+    const auto c = curves(figure);
+    REQUIRE(c.size() == 3);
+    CHECK(c[0].find("M0.0 333.3") == 0);
+    CHECK(c[1].find("M0.0 0.0") == 0);
+    CHECK(c[2].find("M0.0 1000.0") == 0);
+    CHECK(count(figure, "color-2 dashed") == 3);       // and once in the legend
 }
 
 TEST_CASE("a chart takes any curves, names that are not its own, and nothing at all") {
@@ -374,7 +397,8 @@ TEST_CASE("in a browser the curves are there, on a phone and a projector, light 
         run.write_config("lr = " + std::to_string(name.size()) + "  # flag\ndata = \"" + std::string(300, 'x') + "\"\n");
         run.write_run_json({{"compiler", "g++"}, {"memory.weights", 1000000L}, {"memory.all", 2000000L}});
         for (long step = 1; step <= 12000; ++step) {
-            StepLog s = step_log(step, 12 / (1 + 0.001 * double(step)) + double(step * 5 % 12) / 50);
+            const double apart = double(name.size() % 7) * (1 - double(step) / 12000);   // and at the end equal
+            StepLog s = step_log(step, 12 / (1 + 0.001 * double(step)) + double(step * 5 % 12) / 50 + apart);
             s.grad_norm = s.loss / 5, s.lr = 1e-4 * s.loss, s.tokens_per_s = 1e5 / s.loss, s.mfu = 1 / s.loss;
             if (step % 500 == 0) s.val_loss = s.loss + 0.5;
             run.log(s);
@@ -391,7 +415,7 @@ TEST_CASE("in a browser the curves are there, on a phone and a projector, light 
                 views += format("<iframe src=\"%s\" width=\"%d\" height=\"900\" style=\"color-scheme: %s\" ", page, width,
                                 scheme) + format("data-curves=\"%d\" data-tip=\"step 12000: 0.9231\"></iframe>\n", curves);
     };
-    view("run/run.html", 6), view("three.html", 18);
+    view("run/run.html", 6), view("three.html", 20);
     f.put("views.html", views + inspector);
     const std::string command = "cd '" + f.path.string() + "' && $(command -v timeout >/dev/null && echo timeout 120) '" +
                                 browser() + "' --headless --disable-gpu --disable-dev-shm-usage --enable-logging=stderr "
