@@ -1,6 +1,8 @@
 // generate_test.cu - text with cached keys and values is the text without, and the sampler picks as its numbers say.
 #include "generate.h"
+#include "comm/threads.h"
 #include "test/harness.h"
+#include "test/host.h"
 #include "test/reference.h"
 #include <filesystem>
 #include <fstream>
@@ -295,6 +297,45 @@ TEST_CASE("a sample is shown as it grows, ends at the end of text, and needs no 
     std::string replaced;
     for (int i = 0; i < 5; ++i) replaced += "\xEF\xBF\xBD";
     CHECK(broken == replaced);
+}
+
+TEST_CASE("ranks of tp write and evaluate as one does, each with its part of weights and caches") {
+    for (const std::string family : {"gpt2", "mistral", "qwen3"}) {
+        ModelShape shape = shape_of(family, 101);
+        shape.dim = 32, shape.heads = 8, shape.kv_heads = family == "gpt2" ? 8 : 4, shape.ffn = 20;
+        const TempFolder folder;
+        Model<double> m(shape);
+        write_safetensors(folder / "model.safetensors",
+                          tensor_sources<double>(m.device, m.params, owned_units(m.params, m.weights), ""), {});
+        std::vector<int> one;
+        double loss = 0, bytes = 0;
+        for (const int tp : {1, 2, 4}) {
+            CAPTURE(family); CAPTURE(tp);
+            ThreadWorld world;
+            run_threads(world, tp, [&](int rank) {
+                const Mesh mesh{{1, 1, 1, 1, tp}, rank};
+                ThreadEngine engine(world, mesh, Device{.team = 1});
+                Arena arena(size_t(8) << 20);
+                Inference<double> model(arena, shape, 16, {mesh, &engine, 1});
+                model.load(folder.path);
+                std::vector<int> text;
+                Generator<double> generator(model.context, model.weights, 16);
+                const double held = double(arena.peak());
+                for (const Sampling& how : {greedy, sampled})   // beyond the caches
+                    generator.generate({3, 1, 4, 1, 5}, 24, how, [&](int id) { return text.push_back(id), true; });
+                RowBuffers buffers(arena, shape, 16, 16);
+                Rows rows;
+                rows.append(std::vector<int>(text.begin(), text.begin() + 9));
+                rows.append(std::vector<int>(text.begin() + 9, text.begin() + 17));
+                const double sum = evaluate_rows(model.context, model.weights, buffers, rows);
+                if (tp == 1) one = text, loss = sum, bytes = held;
+                CHECK(text == one);
+                CHECK(std::fabs(sum - loss) <= 1e-12 * std::fabs(loss));
+                if (family != "gpt2") CHECK(held < bytes * (1.0 / tp + 0.06));   // every rank has all positions of gpt2
+                for (const auto& [key, row] : model.comm.ledger) CHECK((key.what == "activations" || key.what == "vocabulary"));
+            });
+        }
+    }
 }
 
 TEST_CASE("a model that is read from a folder into memory that a dry run has measured says the same") {
