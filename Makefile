@@ -31,7 +31,7 @@ endif
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all train test tests headers tsan tsan-ranks matrix parity reference mutants bug copytest fuzz kill-test test-long clang cuda
-.PHONY: deps doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
+.PHONY: deps demo doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -223,6 +223,9 @@ $(BUILD)/headers/%.ok: % $(BUILD)/flags
 	@mkdir -p $(@D); $(CXX) $(KERNEL_FLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ -x c++ -include $< /dev/null
 	@touch $@
 
+# The two-minute tour, and where its pages are.
+demo: $(PROGRAM)
+	@lessons/demo.sh
 # The same steps in many layouts of 8 ranks: loss, norm, bytes by axis, memory; fails if they are not equal.
 parity: $(PROGRAM)
 	@lessons/parity.sh
@@ -350,6 +353,7 @@ help:
 	@echo "make             build ./train_gpt                    make test        every suite; the last line counts them"
 	@echo "make train       set up, build, train with defaults   make test SUITE=norm   one suite: the edit loop"
 	@echo "make cuda        ./train_gpt_cuda (CUDA_ARCHS='90')   make tsan        CUDA threads as fibers, races reported"
+	@echo "make demo        the two-minute tour: runs, pictures, layouts, a bug that trains, the test that catches it"
 	@echo "make doctor      what was found, what is off          make clang       clang++-19, no libraries: tests"
 	@echo "make deps        install what is required (ALL=1: what is optional too)"
 	@echo "make headers     each header compiles alone           make DEBUG=1     checked build (make DEBUG=1 test too)"

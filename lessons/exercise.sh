@@ -1,8 +1,8 @@
 #!/bin/bash
 # Exercises on the real source (lessons/exercises.txt): lines are gone in a copy of the tree, and you write them again.
 #   lessons/exercise.sh                  which there are
-#   lessons/exercise.sh NAME             makes build/exercise/NAME, and says what is to be written where
-#   lessons/exercise.sh --grade NAME     runs the suites of the exercise on that copy: a line a suite
+#   lessons/exercise.sh NAME [FOLDER]    makes build/exercise/NAME, and says what is to be written where
+#   lessons/exercise.sh --grade NAME [FOLDER]   runs the suites of the exercise on that copy: a line a suite
 #   lessons/exercise.sh --fits           are the lines of all exercises in the source, once?
 #   lessons/exercise.sh --check [NAME...]   of each: without its lines it builds and fails, with the old ones it passes
 # Called by `make exercise NAME=...`, `make grade NAME=...` and `make test-long PART=lessons`.
@@ -88,13 +88,14 @@ case ${1:-} in
 '') echo "make exercise NAME=..., one of: $(names | tr '\n' ' ')" ;;
 --grade)
     known "${2:-}"
-    [ -d "build/exercise/$2" ] || { echo "make exercise NAME=$2 first" >&2; exit 2; }
-    grade "$2" "build/exercise/$2" ;;
+    tree=${3:-build/exercise/$2}
+    [ -d "$tree" ] || { echo "make exercise NAME=$2 first" >&2; exit 2; }
+    grade "$2" "$tree" ;;
 --check) shift; check ${*:-$(names)} ;;
 --fits) for name in $(names); do take_away "$name" > /dev/null || { echo "$name does not fit $(field "$name" file)"; exit 1; }; done ;;
 *)
     known "$1"
-    tree=build/exercise/$1 file=$(field "$1" file)
+    tree=${2:-build/exercise/$1} file=$(field "$1" file)
     [ ! -e "$tree" ] || { echo "$tree is there: go on in it, or remove it to begin again" >&2; exit 1; }
     copy_tree "$tree" && take_away "$1" > "$tree/$file" || { echo "$list: $1 does not fit $file" >&2; exit 1; }
     mark=$(field "$1" with | grep -m1 'your line')
