@@ -189,6 +189,20 @@ int replay(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer, Next
     return different.empty() ? 0 : 1;
 }
 
+// bf16, say; and with FP8 which products are taken in it, and which are not though they are of a block.
+inline std::string dtype_text(const Config& c, const Params& params) {
+    if (c.fp8 == "off") return c.dtype;
+    long all = 0, some = 0;
+    std::string others;
+    for (const Param& p : params.rows()) {
+        if (p.unit == ends_unit || !p.decay()) continue;
+        const bool on = params.fp8(p) != Fp8::off;
+        ++all, some += on;
+        if (!on && others.size() < 200) others += (others.empty() ? "; in bf16: " : ", ") + p.name;
+    }
+    return concat(c.dtype, "; in FP8, ", c.fp8, ": ", some, " of ", all, " matrices of the blocks", others);
+}
+
 // A folder that is not there yet, for a run; two may begin in one second.
 inline std::string new_run() {
     const std::string name = "out/" + time_name();
@@ -206,7 +220,7 @@ int other_command(const Config& c, const World& world, Gradients gradients, Step
     if (name == "report") return report(c);
     if (name == "export") return export_model(c);
     if (name == "plan") return with_type(c.dtype, [&](auto type) { return print_plan<decltype(type)>(c, step); });
-    require_ranks(c);
+    require_ranks(c, world);
     if (name == "gradcheck") return print_gradcheck(gradients);
     if (name == "generate")
         return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c, world); });

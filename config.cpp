@@ -213,6 +213,8 @@ void check_layout(const Config& c) {
 void resolve_run(Config& c, const Values& values) {
     if (c.master == "none" && c.dtype != "bf16")
         fail("--master none: for --dtype bf16; ", c.dtype, " weights are their own master");
+    if (c.fp8 != "off" && c.dtype != "bf16")
+        fail("--fp8 ", c.fp8, ": for --dtype bf16; what is not in FP8 is in bf16");
     if (!values.count("lr")) c.lr = 0.5 / double(c.shape.dim);   // 3.9e-3 at dim 128, 6.5e-4 for GPT-2 124M
     if (!values.count("min-lr")) c.min_lr = c.lr / 10;
     if (c.min_lr > c.lr) fail("--min-lr ", value_text(c.min_lr), " is larger than --lr ", value_text(c.lr));

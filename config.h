@@ -35,6 +35,8 @@ struct Config {
     std::string nonfinite = "skip";                    // skip, stop
 
     std::string dtype = "fp32";                        // fp32, bf16, fp64
+    std::string fp8 = "off";                           // off, tensorwise, rowwise: products of the blocks (bf16 only)
+    bool fp8_skip_ends = false;                        // but for those of the first and the last block
     std::string recompute = "none";                    // none, selective, full
     std::string master = "fp32";                       // fp32; none (bf16 only): weights are rounded stochastically
     long seed = 1337;

@@ -1,13 +1,11 @@
 // linear.h - the linear layer y = x w^T + b, the norms, and the context of a rank that every operation needs.
-// Copy with: comm.h, params.h, kernels/matmul.h, kernels/norm.h, kernels/reduce.h and what they name
+// Copy with: fp8.h, kernels/norm.h, kernels/reduce.h and what they name
 // Weights are (out, in) as in Llama, or (in, out) as in GPT-2: matmul reads either, nothing is turned in memory.
 // The two halves of the backward pass are two functions: frozen weights need only the first, pipelines reorder them.
 #pragma once
-#include "comm.h"
-#include "kernels/matmul.h"
+#include "fp8.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
-#include "params.h"
 
 namespace baretrain {
 
@@ -19,6 +17,12 @@ template <class T> struct Context {
     View<const Real<T>> rope;                          // (seq, D) cosines and sines; empty for learned positions
     Comm& comm;
     bool sp = false;                                   // the residual stream is split between the ranks of tp
+
+    Context with_all_rows() const {                    // for a forward pass of any number of rows
+        Context c = *this;
+        c.sp = false;
+        return c;
+    }
 };
 
 // The weights of a layer, their gradients, and whether those are overwritten or added to.
@@ -30,11 +34,15 @@ template <template <class> class Layer, class T> struct Learned {
 
 // y: (N, O), overwritten. x: (N, I).
 template <class T> void linear_forward(Context<T>& c, View<T> y, Input<T> x, const Linear<T>& w) {
+    if constexpr (std::is_same_v<T, bf16>)
+        if (w.fp8 != Fp8::off) return fp8_forward(c, y, x, w);
     matmul<T, T>(c.matmul, c.device, y, x, w.w, w.b, {.transpose_b = !w.transposed});
 }
 
 // dx: (N, I), overwritten. dy: (N, O).
 template <class T> void linear_backward_input(Context<T>& c, View<T> dx, Input<T> dy, const Linear<T>& w) {
+    if constexpr (std::is_same_v<T, bf16>)
+        if (w.fp8 != Fp8::off) return fp8_backward_input(c, dx, dy, w);
     matmul<T, T>(c.matmul, c.device, dx, dy, w.w, {}, {.transpose_b = w.transposed});
 }
 
@@ -42,7 +50,9 @@ template <class T> void linear_backward_input(Context<T>& c, View<T> dx, Input<T
 template <class T>
 void linear_backward_weight(Context<T>& c, const Linear<Real<T>>& g, Input<T> dy, Input<T> x, Write write) {
     const View<const T> a = g.transposed ? x : dy, b = g.transposed ? dy : x;
-    matmul<Real<T>, T>(c.matmul, c.device, g.w, a, b, {}, {.transpose_a = true, .write = write});
+    if (g.fp8 == Fp8::off)
+        matmul<Real<T>, T>(c.matmul, c.device, g.w, a, b, {}, {.transpose_a = true, .write = write});
+    else if constexpr (std::is_same_v<T, bf16>) fp8_backward_weight(c, g, dy, x, write);
     if (g.b.empty()) return;
     Scratch s(c.scratch);
     column_sums<T>(c.device, g.b, dy, s.take<Real<T>>(column_sum_parts(dy.rows), dy.cols), write);

@@ -52,6 +52,10 @@ constexpr Share share_of(Place p) {
     }
 }
 
+// How products of the blocks are taken (fp8.h), and whether those of the first and the last block are not.
+enum class Fp8 { off, tensorwise, rowwise };
+struct Fp8Layers { Fp8 recipe = Fp8::off; bool skip_ends = false; };
+
 // One of the ranks that split each matrix.
 struct Slice { int ranks = 1, rank = 0; };
 
@@ -134,6 +138,8 @@ template <class T> struct Linear {
     View<T> w, b;
     bool transposed = false;
     long first = 0;                                    // of its outputs, in those of the whole layer: of the head
+    Share share = Share::all;                          // what of it the ranks of tp have
+    Fp8 fp8 = Fp8::off;
 };
 
 // The tensors of one unit as views into its flat segment; what a unit or a family lacks is empty.
@@ -166,7 +172,7 @@ struct OptimizerSpan { long offset, count; bool decay; };
 
 class Params {
 public:
-    explicit Params(const ModelShape& shape, int shards = 1, Slice slice = {});
+    explicit Params(const ModelShape& shape, int shards = 1, Slice slice = {}, Fp8Layers fp8 = {});
 
     const ModelShape& shape() const { return shape_; }
     const ModelShape& local() const { return local_; }   // with the heads and hidden units of this rank
@@ -190,6 +196,11 @@ public:
     }
     bool counts(const Param& p) const { return p.split() || slice_.rank == 0; }
     std::vector<OptimizerSpan> spans(int unit) const;
+    // How the products with a tensor are taken: in FP8 where this rank's sizes are multiples of 16.
+    Fp8 fp8(const Param& p) const {
+        const bool end = fp8_.skip_ends && (p.unit == block_unit(0) || p.unit + 1 == units());
+        return p.rows % 16 || p.cols % 16 || end || p.unit == ends_unit ? Fp8::off : fp8_.recipe;
+    }
 
     // The views of one unit whose flat segment is `flat` (1, unit_size).
     template <class T> Weights<T> bind(int unit, View<T> flat) const {
@@ -200,7 +211,8 @@ public:
             if (!p.joined) v = {flat.data ? flat.data + p.offset : nullptr, p.rows, p.cols};
             else if (p.rows == 1) v.cols += p.cols, v.stride += p.cols;
             else v.rows += p.rows;
-            if (Linear<T>* l = w.linear(p.place)) l->transposed = p.transposed;
+            if (Linear<T>* l = w.linear(p.place))
+                l->transposed = p.transposed, l->share = p.share(), l->fp8 = fp8(p);
             if (p.place == Place::wte) w.head.first = p.first_row;
         }
         if (shape_.tied) w.head.w = w.wte;
@@ -214,13 +226,14 @@ private:
     ModelShape shape_, local_;
     int shards_;
     Slice slice_;
+    Fp8Layers fp8_;
     std::vector<Param> rows_;
     std::vector<long> sizes_;
     std::vector<std::array<long, 5>> ends_;            // by unit and share
 };
 
-inline Params::Params(const ModelShape& shape, int shards, Slice slice)
-    : shape_(shape), local_(shape), shards_(shards), slice_(slice) {
+inline Params::Params(const ModelShape& shape, int shards, Slice slice, Fp8Layers fp8)
+    : shape_(shape), local_(shape), shards_(shards), slice_(slice), fp8_(fp8) {
     for (long* n : {&local_.heads, &local_.kv_heads, &local_.ffn}) {
         require(*n % slice.ranks == 0, "params: the ranks of tp divide heads, key-value heads and hidden units");
         *n /= slice.ranks;

@@ -61,8 +61,9 @@ void enter_backward(Context<T>& c, View<T> dx, View<T> dy, Input<T> x, Input<Rea
 
 // Returns my rows of x w^T + b, summed over all ranks. y: (N, C), memory for it. x: (N, I), w: (C, I) of this rank.
 template <class T> View<T> leave(Context<T>& c, View<T> y, Input<T> x, const Linear<T>& w) {
-    const bool first = c.comm.mesh.at(Axis::tp) == 0;
-    linear_forward(c, y, x, {w.w, first ? w.b : View<T>(), w.transposed});
+    Linear<T> mine = w;
+    if (c.comm.mesh.at(Axis::tp) > 0) mine.b = {};     // once
+    linear_forward(c, y, x, mine);
     sum_rows(c, y);
     return my_rows(c, y);
 }

@@ -8,6 +8,7 @@
 //   weights     zero1, zero2: (S-1)/S P w, published; fsdp: M (S-1)/S (2 P - E - B) w, gathered forward and backward
 //               but for the ends and the last block, which stay; M (S-1)/S P w where all blocks do
 //   activations --tp t, N rows of C channels: tp.h; the maximum and the sums of the vocabulary: three numbers a row
+//   amax        --fp8 with --tp: the largest numbers of what lies in parts: fp8.h
 //   norms       --tp: gradients of what each rank saw only its heads of, or with --sp its rows: once a step
 //   control     the sums that all agree on: tokens and a wish to stop, the loss (two doubles each), the norm (one)
 #pragma once
@@ -46,6 +47,16 @@ Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = 
     for (long first = 0; first < N; first += head_chunk) {
         const long numbers = 2 * shared(t, std::min(head_chunk, N - first), sizeof(Real<T>));
         add(Axis::tp, Op::max, "vocabulary", M * numbers), add(Axis::tp, Op::sum, "vocabulary", M * 2 * numbers);
+    }
+    for (int unit = 1; unit < params.units(); ++unit) {
+        const Weights<T> w = params.bind<T>(unit, {});
+        for (const Linear<T>* l : {&w.qkv, &w.out, &w.up, &w.down}) {
+            const bool inputs = l->share == Share::inputs;
+            const long forward = again ? 2 : 1, lists = shared(t, N, 4) + shared(t, c.shape.dim, 4);
+            const long row = (inputs ? forward : 1) * lists;
+            const long one = (inputs ? 2 * forward + 2 : forward + 3) * shared(t, 1, 4);
+            if (l->fp8 != Fp8::off) add(Axis::tp, Op::max, "amax", M * 2 * (l->fp8 == Fp8::rowwise ? row : one));
+        }
     }
     const long tensors = long(params.rows().size()) * adamw_squares, magnitude = 8 * L * magnitudes;
     for (const auto& [axis, n] : {std::pair(Axis::dp_shard, S), {Axis::dp_replicate, R}, {Axis::tp, t}}) {

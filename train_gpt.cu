@@ -73,7 +73,15 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     t.stop = stops > 0;
     t.stats.begin_step(t.device, t.step + 1);
     gradients(t, micros, trained);
-    square_gradients(t);
+
+    long part = 0;
+    for (int unit = 0; unit < t.params.units(); ++unit) {
+        const long parts = square_parts(t.counted(unit).count());
+        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.counted(unit));
+        part += parts;
+    }
+    add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
+    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.sum(a, t.norm, {"norm"}));
 
     const std::vector<double> logprobs = logprobs_of(t);
     const double logprob = t.agree({std::accumulate(logprobs.begin(), logprobs.end(), 0.0), 0}, "loss")[0];
@@ -295,7 +303,7 @@ template <class T> int train(Config config, const Resume& from, const World& wor
     Params params = params_of(config);                 // of rank 0, which speaks for all
     std::printf("model   %s, %ld layers, dim %ld, %ld heads, %ld tokens: %.2f M parameters, %s\n",
                 config.shape.family.c_str(), config.shape.layers, config.shape.dim, config.shape.heads,
-                config.shape.vocab, double(config.shape.parameters()) / 1e6, config.dtype.c_str());
+                config.shape.vocab, double(config.shape.parameters()) / 1e6, dtype_text(config, params).c_str());
     const int ranks = int(config.ranks), team = world.team(ranks);
     std::printf("device  %s, %d threads%s, matrix products by %s\n", device_name(0).c_str(), team,
                 ranks > 1 ? concat(" for each of ", ranks, " ranks (", world.engine, ")").c_str() : "",
@@ -334,7 +342,7 @@ inline int run_command(int argc, const char* const* argv, const World& world) {
     if (c.explain)
         return with_type(c.dtype, [&](auto type) { return print_explanation<decltype(type)>(c, take_step); });
     if (c.command != "train") return other_command(c, world, take_gradients, take_step);
-    require_ranks(c);
+    require_ranks(c, world);
     if (from.run.empty()) from = find_resume(c.replay > 0 ? "--replay" : c.resume, c.out);   // by --config
     if (c.replay > 0 && from.run.empty())
         throw Usage("--replay ", c.replay, ": ", c.out.empty() ? "no run" : c.out + " has no run", "; give --out RUN");

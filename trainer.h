@@ -26,7 +26,9 @@ inline Mesh mesh_of(const Config& c, int rank = 0) {
     return mesh;
 }
 inline Params params_of(const Config& c, const Mesh& mesh) {
-    return Params(c.shape, mesh.size(Axis::dp_shard), {mesh.size(Axis::tp), mesh.at(Axis::tp)});
+    const Fp8 recipe = c.fp8 == "tensorwise" ? Fp8::tensorwise : c.fp8 == "rowwise" ? Fp8::rowwise : Fp8::off;
+    return Params(c.shape, mesh.size(Axis::dp_shard), {mesh.size(Axis::tp), mesh.at(Axis::tp)},
+                  {recipe, c.fp8_skip_ends});
 }
 inline Params params_of(const Config& c, int rank = 0) { return params_of(c, mesh_of(c, rank)); }
 
@@ -120,18 +122,6 @@ template <class T> struct Trainer {
     }
     void meet() { comm.meet(control.col_range(0, 1)); }
 };
-
-// The sum of the squares of all gradients into t.norm, on all ranks: each element counts once.
-template <class T> void square_gradients(Trainer<T>& t) {
-    long part = 0;
-    for (int unit = 0; unit < t.params.units(); ++unit) {
-        const long parts = square_parts(t.counted(unit).count());
-        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.counted(unit));
-        part += parts;
-    }
-    add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
-    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.sum(a, t.norm, {"norm"}));
-}
 
 // Log-probabilities of the targets of the last step, one micro-batch behind the other.
 template <class T> std::vector<double> logprobs_of(Trainer<T>& t) {

@@ -84,6 +84,9 @@ inline Table training_keys(Config& c) {
     }}, {"numbers", {
         {"dtype", &c.dtype, {.words = {"fp32", "bf16", "fp64"}}, train | eval | dump, often,
          "weights, activations"},
+        {"fp8", &c.fp8, {.words = {"off", "tensorwise", "rowwise"}}, train, seldom,
+         "with --dtype bf16: products of the blocks in FP8, a scale a tensor or a row; the head stays in bf16"},
+        {"fp8-skip-ends", &c.fp8_skip_ends, any, train, seldom, "the first and the last block stay in bf16 too"},
         {"recompute", &c.recompute, {.words = {"none", "selective", "full"}}, train, seldom,
          "rebuilt in the backward pass: nothing; norms and activations; whole blocks"},
         {"master", &c.master, {.words = {"fp32", "none"}}, train, seldom,
@@ -175,8 +178,6 @@ inline std::vector<Key> all_keys(Config& c) {
 // Keys without code behind them yet: only this value is accepted, "" means none is.
 struct Later { const char *name, *neutral, *help; };
 inline constexpr Later later_keys[] = {
-    {"fp8", "off", "tensorwise, rowwise"},
-    {"fp8-skip-ends", "false", "keep the first and last block out of FP8"},
     {"moments", "fp32", "bf16"},
     {"cp", "1", "ranks that split each sequence"},
     {"pp", "1", "pipeline stages"},

@@ -14,9 +14,18 @@
 
 namespace baretrain {
 
-struct E4m3 { static constexpr int exponent = 4, mantissa = 3, bias = 7, largest = 0x7E, inf = -1, nan = 0x7F; };
-struct E5m2 { static constexpr int exponent = 5, mantissa = 2, bias = 15, largest = 0x7B, inf = 0x7C, nan = 0x7F; };
-struct E2m1 { static constexpr int exponent = 2, mantissa = 1, bias = 1, largest = 0x7, inf = -1, nan = 0x7; };
+struct E4m3 {
+    static constexpr int exponent = 4, mantissa = 3, bias = 7, largest = 0x7E, inf = -1, nan = 0x7F;
+    static constexpr float most = 448;                 // what `largest` stands for
+};
+struct E5m2 {
+    static constexpr int exponent = 5, mantissa = 2, bias = 15, largest = 0x7B, inf = 0x7C, nan = 0x7F;
+    static constexpr float most = 57344;
+};
+struct E2m1 {
+    static constexpr int exponent = 2, mantissa = 1, bias = 1, largest = 0x7, inf = -1, nan = 0x7;
+    static constexpr float most = 6;
+};
 
 BT_HD inline uint32_t bits_of(float v) {
     uint32_t u;
@@ -40,11 +49,16 @@ template <class F> BT_HD float decode(uint8_t code) {
     return code >> bits & 1 ? -v : v;
 }
 
+// Of |x|, but not below that of the smallest normal number of F.
+template <class F> BT_HD int exponent_of(float x) {
+    const int e = int(bits_of(x) >> 23 & 255) - 127;
+    return e < 1 - F::bias ? 1 - F::bias : e;
+}
 // |x| as a number of steps, of the width that F has there, and the code that no step would have. A number rounded to
 // whole steps is code + steps: where it reaches the next power of two, so does the code.
 struct Steps { float count; int code; };
 template <class F> BT_HD Steps steps_of(float x) {
-    const int e = int(bits_of(x) >> 23 & 255) - 127, exponent = e < 1 - F::bias ? 1 - F::bias : e;
+    const int exponent = exponent_of<F>(x);
     const float count = fabsf(x) * power_of_two(F::mantissa - exponent), most = float(2 << F::mantissa);
     return {count < most ? count : most, (exponent + F::bias - 1) << F::mantissa};
 }
@@ -67,7 +81,14 @@ template <class F> BT_HD uint8_t encode_stochastic(float x, uint32_t random) {
 
 // What to multiply numbers of at most `amax` with, so that they fill the range of F; 1 / scale is finite too.
 template <class F> BT_HD float scale_of(float amax) {
-    return decode<F>(uint8_t(F::largest)) / (amax > 1e-12f ? amax : 1e-12f);
+    return F::most / (amax > 1e-12f ? amax : 1e-12f);
+}
+// decode(encode(x)) without the code between them, which vectors of floats do faster; a NaN stays what it is.
+template <class F> BT_HD float nearest(float x) {
+    const int exponent = exponent_of<F>(x);
+    const float rounded = rintf(fabsf(x) * power_of_two(F::mantissa - exponent)) * power_of_two(exponent - F::mantissa);
+    const float size = rounded < F::most ? rounded : F::most;
+    return x != x ? x : x < 0 ? -size : size;
 }
 
 // ---- powers of two --------------------------------------------------------------------------------------------------

@@ -368,8 +368,10 @@ TEST_CASE("a run of ranks logs what it sent in each step, equal to the formulas,
     const TempFolder lab;
     put(lab.path / "text.txt", prose(3000));
     for (const Words& layout : {Words{"--ranks", "2"}, Words{"--ranks", "4", "--shard", "fsdp", "--replicate", "2"},
-                                Words{"--ranks", "3", "--shard", "zero2", "--dtype", "bf16"}}) {
-        const Words base = {"--layers", "2", "--dim", "16", "--heads", "2", "--seq", "16", "--batch", "1", "--tokens-per-step", "192",
+                                Words{"--ranks", "3", "--shard", "zero2", "--dtype", "bf16"},
+                                Words{"--ranks", "4", "--tp", "2", "--dtype", "bf16", "--fp8", "tensorwise"},
+                                Words{"--ranks", "2", "--tp", "2", "--sp", "--dtype", "bf16", "--fp8", "rowwise", "--recompute", "full"}}) {
+        const Words base = {"--layers", "2", "--dim", "32", "--heads", "2", "--seq", "16", "--batch", "1", "--tokens-per-step", "192",
                             "--steps", "6", "--eval-every", "3", "--stats", "2", "--data", "text.txt", "--out", "run", "--ledger"};
         const Result r = run(lab.path, base + layout);
         CAPTURE(r.err);

@@ -73,6 +73,12 @@ TEST_CASE("names that are unknown name the nearest") {
     CHECK(refusal({"--lr", "1", "train"}) == "train: expected a flag, which starts with --");
 }
 
+TEST_CASE("FP8 is for bf16 alone") {
+    CHECK(refusal({"--fp8", "rowwise"}) == "--fp8 rowwise: for --dtype bf16; what is not in FP8 is in bf16");
+    CHECK(refusal({"--fp8", "rowwise", "--dtype", "bf16", "--fp8-skip-ends"}) == "accepted");
+    CHECK(refusal({"--fp8", "e4m3"}) == "--fp8 e4m3: expected one of off, tensorwise, rowwise");
+}
+
 TEST_CASE("keys without code behind them are refused as not built") {
     CHECK(refusal({"--cp", "2"}) == "--cp 2: not built yet; only 1 works so far");
     CHECK(refusal({"--cp", "1"}) == "accepted");

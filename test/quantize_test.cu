@@ -93,7 +93,9 @@ TEST_CASE_TEMPLATE("all 65,536 bf16 inputs are encoded as their nearest neighbou
         const float x = from_bits(uint16_t(bits));
         const int got = encode<F>(x), sign = (bits >> 15) << (f.exponent + f.mantissa);   // of zeros too
         const int want = std::isnan(x) ? F::nan : nearest_code(sizes, std::fabs(double(x))) | sign;
-        if (got != want && ++wrong < 5) MESSAGE("x ", x, ": ", got, ", expected ", want);
+        const float number = nearest<F>(x), meant = decode<F>(uint8_t(got));
+        const bool same = std::isnan(x) ? std::isnan(number) : number == meant;
+        if ((got != want || !same) && ++wrong < 5) MESSAGE("x ", x, ": ", got, ", expected ", want, "; as ", number);
     }
     CHECK(wrong == 0);
 }

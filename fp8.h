@@ -1,0 +1,76 @@
+// fp8.h - matrix products in FP8: each factor scaled by its largest numbers, rounded, multiplied, scaled back.
+// Copy with: comm.h, kernels/fp8.h, kernels/matmul.h, params.h and what they name
+//                 forward y = x w^T       input's gradient dy w       weight's gradient dy^T x
+//   numbers       E4M3 by E4M3            E5M2 by E4M3                E5M2 by E4M3, sums and result in float
+//   tensorwise    one scale for each of the two factors
+//   rowwise       a scale for each row of x and each output of w; each row of dy and each input of w; each column of dy
+//                 and of x: never along what is summed
+// (Micikevicius et al. 2022.) Scales are made of the numbers that are multiplied, when they are (current scaling). The
+// rounded numbers are multiplied as bf16 with sums in float, which gives what an FP8 unit gives, at bf16's speed. With
+// tp the largest number is looked for on all ranks that have a part of what a scale is for: so the same numbers are
+// rounded to the same ones on any number of ranks.
+#pragma once
+#include "comm.h"
+#include "kernels/fp8.h"
+#include "kernels/matmul.h"
+#include "params.h"
+
+namespace baretrain {
+
+// Which dimension of a factor lies in parts on the ranks of tp: none, the one that is left, the one that is summed.
+enum class Cut { none, kept, summed };
+struct Fp8Factor { View<const bf16> x; Cut cut; };
+
+template <class F> struct Rounded { View<bf16> x; View<float> amax; };
+template <class F, class Context>
+Rounded<F> rounded(Context& c, Scratch& s, const Fp8Factor& f, Along along, Fp8 recipe) {
+    const Rounded<F> q{s.take<bf16>(f.x.rows, f.x.cols), s.take<float>(1, recipe == Fp8::tensorwise ? 1
+                                                                        : along == Along::rows ? f.x.rows : f.x.cols)};
+    if (recipe == Fp8::rowwise) amax<bf16>(c.device, q.amax, f.x, along);
+    else {
+        Scratch of_rows(c.scratch);
+        const auto each = of_rows.take<float>(1, f.x.rows);
+        amax<bf16>(c.device, each, f.x, Along::rows);
+        amax<float>(c.device, q.amax, View<const float>(each), Along::rows);
+    }
+    if (f.cut == Cut::summed || (f.cut == Cut::kept && recipe == Fp8::tensorwise))
+        c.comm.await(c.comm.max(Axis::tp, q.amax, {"amax"}));
+    quantize<F, bf16>(c.device, q.x, f.x, View<const float>(q.amax), along);
+    return q;
+}
+
+// y = or += op(a) op(b) + bias, a rounded to FA, b to FB. Context: has a device, products, scratch and a comm.
+template <class FA, class FB, class Out, class Context>
+void fp8_matmul(Context& c, View<Out> y, const Fp8Factor& a, const Fp8Factor& b, View<const bf16> bias, MatmulOptions o,
+                Fp8 recipe) {
+    Scratch s(c.scratch);
+    const auto qa = rounded<FA>(c, s, a, o.transpose_a ? Along::columns : Along::rows, recipe);
+    const auto qb = rounded<FB>(c, s, b, o.transpose_b ? Along::rows : Along::columns, recipe);
+    const auto product = s.take<float>(y.rows, y.cols);
+    const Write write = std::exchange(o.write, Write::over);
+    matmul<float, bf16>(c.matmul, c.device, product, qa.x, qb.x, {}, o);
+    unscale<FA, FB, Out, bf16>(c.device, y, product, {qa.amax, qb.amax}, bias, write);
+}
+
+// ---- the three products of a linear layer ---------------------------------------------------------------------------
+template <class Context> void fp8_forward(Context& c, View<bf16> y, View<const bf16> x, const Linear<bf16>& w) {
+    const bool parts = w.share == Share::inputs;       // a rank of tp has some inputs only
+    fp8_matmul<E4m3, E4m3, bf16>(c, y, {x, parts ? Cut::summed : Cut::none}, {w.w, parts ? Cut::summed : Cut::kept},
+                                 w.b, {.transpose_b = !w.transposed}, w.fp8);
+}
+template <class Context>
+void fp8_backward_input(Context& c, View<bf16> dx, View<const bf16> dy, const Linear<bf16>& w) {
+    const bool parts = w.share == Share::outputs;
+    fp8_matmul<E5m2, E4m3, bf16>(c, dx, {dy, parts ? Cut::summed : Cut::none}, {w.w, parts ? Cut::summed : Cut::kept},
+                                 {}, {.transpose_b = w.transposed}, w.fp8);
+}
+template <class Context>
+void fp8_backward_weight(Context& c, const Linear<float>& g, View<const bf16> dy, View<const bf16> x, Write write) {
+    const Fp8Factor of_dy{dy, g.share == Share::outputs ? Cut::kept : Cut::none},
+                    of_x{x, g.share == Share::inputs ? Cut::kept : Cut::none};
+    const MatmulOptions o{.transpose_a = true, .write = write};
+    if (g.transposed) fp8_matmul<E4m3, E5m2, float>(c, g.w, of_x, of_dy, {}, o, g.fp8);
+    else fp8_matmul<E5m2, E4m3, float>(c, g.w, of_dy, of_x, {}, o, g.fp8);
+}
+
+}  // namespace baretrain

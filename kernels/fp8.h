@@ -1,0 +1,80 @@
+// fp8.h - numbers scaled into the range of FP8 and rounded to it, and a product's numbers scaled back.
+// Copy with: kernels/quantize.h, device.h and what they name
+// A scale is that of the largest |x| of a row, of a column, or of all (scale_of). The rounded numbers are kept as bf16,
+// which has every number of E4M3 and E5M2: products of them in bf16, with sums in float, are those of FP8.
+#pragma once
+#include "device.h"
+#include "kernels/quantize.h"
+
+namespace baretrain {
+
+enum class Along { rows, columns };                    // what has a scale of its own
+
+inline constexpr long amax_columns = 64;               // of a block
+
+template <class T> __global__ void amax_rows_kernel(float* amax, const T* x, long C, long stride) {
+    float most = 0;
+    x += blockIdx.x * stride;
+    BT_VECTOR_MAX(most)
+    for (long c = threadIdx.x; c < C; c += blockDim.x) most = fabsf(float(x[c])) > most ? fabsf(float(x[c])) : most;
+    most = block_max(most);
+    if (threadIdx.x == 0) amax[blockIdx.x] = most;
+}
+template <class T> __global__ void amax_columns_kernel(float* amax, const T* x, long N, long C, long stride) {
+    const long first = blockIdx.x * amax_columns, end = first + amax_columns < C ? first + amax_columns : C;
+    for (long c = first + threadIdx.x; c < end; c += blockDim.x) amax[c] = 0;
+    for (long n = 0; n < N; ++n)
+        for (long c = first + threadIdx.x; c < end; c += blockDim.x) {
+            const float size = fabsf(float(x[n * stride + c]));
+            amax[c] = size > amax[c] ? size : amax[c];
+        }
+}
+// A number's scale is that of amax[row * by_row + column * by_column].
+template <class F, class T>
+__global__ void quantize_kernel(T* q, const T* x, const float* amax, long C, long stride, long by_row, long by_column) {
+    const long n = blockIdx.x;
+    for (long c = threadIdx.x; c < C; c += blockDim.x) {
+        const float scale = scale_of<F>(amax[n * by_row + c * by_column]);
+        q[n * C + c] = T(nearest<F>(float(x[n * stride + c]) * scale));
+    }
+}
+struct ProductScales { const float *a, *b; long by_row, by_column; };
+
+template <class FA, class FB, class Out, class Bias>
+__global__ void unscale_kernel(Out* y, const float* product, ProductScales m, const Bias* bias, long C, long stride,
+                               Write write) {
+    const long n = blockIdx.x;
+    const float row = 1 / scale_of<FA>(m.a[n * m.by_row]);
+    y += n * stride;
+    for (long c = threadIdx.x; c < C; c += blockDim.x) {
+        const float column = 1 / scale_of<FB>(m.b[c * m.by_column]);
+        const float v = product[n * C + c] * row * column + (bias ? float(bias[c]) : 0);
+        y[c] = Out(write == Write::add ? float(y[c]) + v : v);
+    }
+}
+
+// amax: (1, rows) or (1, columns) of x, overwritten. NaN does not count.
+template <class T> void amax(Device& d, View<float> amax, View<const T> x, Along along) {
+    require_equal(amax.cols, along == Along::rows ? x.rows : x.cols, "amax: one a row or a column");
+    if (along == Along::rows)
+        return launch(d, Grid(x.rows).moves(x), amax_rows_kernel<T>, amax.data, x.data, x.cols, x.stride);
+    const long blocks = (x.cols + amax_columns - 1) / amax_columns;
+    launch(d, Grid(blocks, amax_columns).moves(x), amax_columns_kernel<T>, amax.data, x.data, x.rows, x.cols, x.stride);
+}
+// q: (N, C) without gaps, overwritten: x scaled and rounded to F. amax: one number, or one along rows or columns.
+template <class F, class T>
+void quantize(Device& d, View<T> q, View<const T> x, View<const float> amax, Along along) {
+    const bool one = amax.cols == 1;
+    launch(d, Grid(x.rows).moves(q, x), quantize_kernel<F, T>, q.data, x.data, amax.data, x.cols, x.stride,
+           long(!one && along == Along::rows), long(!one && along == Along::columns));
+}
+struct Amaxes { View<const float> a, b; };             // of the factors: one number, or one a row and one a column
+// y: (N, C) = or += product (N, C), without gaps, over the scales of its factors, + bias (1, C), if there is one.
+template <class FA, class FB, class Out, class Bias>
+void unscale(Device& d, View<Out> y, View<const float> product, const Amaxes& m, View<const Bias> bias, Write write) {
+    const ProductScales scales{m.a.data, m.b.data, long(m.a.cols > 1), long(m.b.cols > 1)};
+    launch(d, Grid(y.rows).moves(y, product), unscale_kernel<FA, FB, Out, Bias>, y.data, product.data, scales,
+           bias.data, y.cols, y.stride, write);
+}
+
+}  // namespace baretrain
