@@ -16,10 +16,10 @@ namespace baretrain {
 // hidden: (N, C), after the final norm, overwritten. All blocks share one set of activations. caches: one a block, or
 // empty.
 template <class T>
-void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T> hidden, const RowViews& rows,
+void infer(Context<T> c, WeightStore<T>& weights, const Lease<T>& ends, View<T> hidden, const RowViews& rows,
            const std::vector<KvCache<T>>& caches = {}) {
     Scratch s(c.scratch);
-    require(!c.sp, "infer: every rank of tp has all rows");
+    c.sp = false;                                      // any number of rows: every rank of tp has all
     const auto acts = BlockActs<T>::take(s, c.shape, hidden.rows);
     View<T> x = s.take<T>(hidden.rows, hidden.cols);
     embed_forward(c, x, *ends, rows);
@@ -34,8 +34,7 @@ void infer(Context<T>& c, WeightStore<T>& weights, const Lease<T>& ends, View<T>
 // ---- evaluation -----------------------------------------------------------------------------------------------------
 // Sum of the log-probabilities of the trained targets.
 template <class T>
-double evaluate_rows(const Context<T>& of, WeightStore<T>& weights, RowBuffers& buffers, const Rows& m) {
-    Context<T> c = of.with_all_rows();
+double evaluate_rows(Context<T>& c, WeightStore<T>& weights, RowBuffers& buffers, const Rows& m) {
     const long N = long(m.tokens.size());
     const RowViews rows = buffers.upload(c.device, m.tokens, m.targets, m.positions, m.documents);
     Scratch s(c.scratch);
@@ -113,7 +112,7 @@ template <class T> class Generator {
 public:
     // longest: tokens of context that the caches hold.
     Generator(const Context<T>& c, WeightStore<T>& weights, long longest)
-        : c_(c.with_all_rows()), weights_(weights), longest_(longest), scratch_(c.scratch),
+        : c_(c), weights_(weights), longest_(longest), scratch_(c.scratch),
           rows_(c.scratch, c.shape, longest, longest) {
         const long K = c.shape.kv_heads * c.shape.head_dim;
         for (long l = 0; l < c.shape.layers; ++l)

@@ -17,12 +17,6 @@ template <class T> struct Context {
     View<const Real<T>> rope;                          // (seq, D) cosines and sines; empty for learned positions
     Comm& comm;
     bool sp = false;                                   // the residual stream is split between the ranks of tp
-
-    Context with_all_rows() const {                    // for a forward pass of any number of rows
-        Context c = *this;
-        c.sp = false;
-        return c;
-    }
 };
 
 // The weights of a layer, their gradients, and whether those are overwritten or added to.

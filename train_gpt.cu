@@ -73,15 +73,7 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     t.stop = stops > 0;
     t.stats.begin_step(t.device, t.step + 1);
     gradients(t, micros, trained);
-
-    long part = 0;
-    for (int unit = 0; unit < t.params.units(); ++unit) {
-        const long parts = square_parts(t.counted(unit).count());
-        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.counted(unit));
-        part += parts;
-    }
-    add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
-    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.sum(a, t.norm, {"norm"}));
+    square_gradients(t);
 
     const std::vector<double> logprobs = logprobs_of(t);
     const double logprob = t.agree({std::accumulate(logprobs.begin(), logprobs.end(), 0.0), 0}, "loss")[0];

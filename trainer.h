@@ -123,6 +123,18 @@ template <class T> struct Trainer {
     void meet() { comm.meet(control.col_range(0, 1)); }
 };
 
+// The sum of the squares of all gradients into t.norm, on all ranks: each element counts once.
+template <class T> void square_gradients(Trainer<T>& t) {
+    long part = 0;
+    for (int unit = 0; unit < t.params.units(); ++unit) {
+        const long parts = square_parts(t.counted(unit).count());
+        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.counted(unit));
+        part += parts;
+    }
+    add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
+    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.sum(a, t.norm, {"norm"}));
+}
+
 // Log-probabilities of the targets of the last step, one micro-batch behind the other.
 template <class T> std::vector<double> logprobs_of(Trainer<T>& t) {
     std::vector<Real<T>> host(size_t(t.logprobs.count()));
