@@ -143,7 +143,7 @@ TEST_CASE("with prefetch 0 no gather overlaps a block; with 1 and 2 each starts 
             if (e.mark == Mark::gather && e.unit >= 1) work.push_back({LONG_MAX, 0}), inside = true;
             if (e.mark == Mark::release) inside = false;
             if (e.mark != Mark::none) continue;
-            if (std::string(e.name) == "gather weights" && e.work.unit >= 1) gathers.push_back({e, work.size() - 1});
+            if (std::string(e.name) == "gather weights on dp_shard" && e.work.unit >= 1) gathers.push_back({e, work.size() - 1});
             if (inside && e.work.lane == Lane::compute) work.back() = {std::min(work.back().begin, e.begin), e.end};
         }
         REQUIRE(work.size() == 2 * 2 * blocks);
