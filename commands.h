@@ -220,7 +220,7 @@ int other_command(const Config& c, const World& world, Gradients gradients, Step
     if (name == "report") return report(c);
     if (name == "export") return export_model(c);
     if (name == "plan") return with_type(c.dtype, [&](auto type) { return print_plan<decltype(type)>(c, step); });
-    require_ranks(c, world);
+    require_ranks(c);
     if (name == "gradcheck") return print_gradcheck(gradients);
     if (name == "generate")
         return with_type(dtype_of_folder(c.model), [&](auto type) { return generate<decltype(type)>(c, world); });

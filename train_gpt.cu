@@ -334,7 +334,7 @@ inline int run_command(int argc, const char* const* argv, const World& world) {
     if (c.explain)
         return with_type(c.dtype, [&](auto type) { return print_explanation<decltype(type)>(c, take_step); });
     if (c.command != "train") return other_command(c, world, take_gradients, take_step);
-    require_ranks(c, world);
+    require_ranks(c);
     if (from.run.empty()) from = find_resume(c.replay > 0 ? "--replay" : c.resume, c.out);   // by --config
     if (c.replay > 0 && from.run.empty())
         throw Usage("--replay ", c.replay, ": ", c.out.empty() ? "no run" : c.out + " has no run", "; give --out RUN");

@@ -25,8 +25,6 @@ struct World {
         return std::max(1, ranks ? std::min(cores, all / here) : cores / n);
     }
     bool threads_by_nccl(int n) const { return have_nccl && ranks == 0 && n > 1 && device_count() >= n; }
-    // Of n ranks, on one axis.
-    int most(int n) const { return engine == "NCCL" || threads_by_nccl(n) ? n : most_combined; }
     // Ranks, of n, that live in the same memory.
     int neighbours(int n) const {
         if (ranks) return on_gpu ? (here - 1) / std::max(1, device_count()) + 1 : here;

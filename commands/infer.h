@@ -10,14 +10,14 @@
 
 namespace baretrain {
 
-// Before anything else: a CUDA build has a device, and no axis has more ranks than its engine adds up at once.
-inline void require_ranks(const Config& c, const World& world) {
+// Before anything else: a CUDA build has a device, and no axis has more ranks than an engine combines at once.
+inline void require_ranks(const Config& c) {
     device_name(0);
     const Mesh mesh = mesh_of(c);
     for (Axis a : all_axes)
-        if (mesh.size(a) > world.most(mesh.ranks()))
-            throw Usage("--ranks ", c.ranks, ": ", mesh.size(a), " of them on the axis ", axis_names[int(a)], ", but ",
-                        world.engine, " add up at most ", most_combined, "; take fewer");
+        if (mesh.size(a) > most_combined)
+            throw Usage("--ranks ", c.ranks, ": ", mesh.size(a), " of them on the axis ", axis_names[int(a)],
+                        ", where at most ", most_combined, " find room; take fewer, or split them over two axes");
 }
 
 // run(arena, rank), of each rank, returns the arena's peak: first once dry, to know its memory.
