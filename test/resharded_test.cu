@@ -176,6 +176,7 @@ TEST_CASE("what tp=4 x fsdp=2 saved is saved again at tp=1, or tp=2 x zero1, byt
                 go<T>(c, {.from = from, .run = "", .last = from.empty() ? 2 : 0}, [&](auto& t, int) {
                     save(t, words(), Tokenizer::bytes(), run);
                 });
+                CHECK_NOTHROW(require_complete(step_of(run, 2)));   // the mark has the checksum of each rank's file
                 const SafetensorsFile file(step_of(run, 2) + "/model.safetensors");
                 const TensorInfo* const head = file.find(family == "gpt2"    ? "transformer.wte.weight"
                                                          : family == "llama" ? "model.embed_tokens.weight"
