@@ -164,12 +164,14 @@ HOST_TESTS   := $(call wanted,$(call names,cpp))
 CPU_TESTS    := $(call wanted,$(filter-out $(SIMT_ONLY),$(call names,cu)))
 SIMT_TESTS   := $(if $(wildcard test/simt.h),$(call wanted,$(filter $(SIMT_SUITES) $(SIMT_ONLY),$(call names,cu))))
 NEED_BODIES  := $(filter-out $(SIMT_SUITES),$(CPU_TESTS))#   suites of the model read configurations and files
+MODEL_TESTS  := $(patsubst test/%_test.cu,%,$(shell grep -lE '"test/(instances|model|ranks|layouts)\.h"' test/*_test.cu))
 BIN          := $(BUILD)$(if $(SUITE),/suite/$(subst $() ,+,$(strip $(SUITE))))
 TEST_MAIN    := $(BUILD)/host/test/main.o
 TEST_DEFINES = $(if $(findstring /test/,$@),-DBT_PROGRAM='"./$(PROGRAM)"')
 
 $(BIN)/test_host: $(TEST_MAIN) $(call objects,$(BUILD)/host,$(HOST_TESTS)) $(BODIES)
-$(BIN)/test_kernels: $(TEST_MAIN) $(call objects,$(BUILD)/cpu,$(CPU_TESTS)) $(if $(NEED_BODIES),$(BODIES))
+$(BIN)/test_kernels: $(TEST_MAIN) $(call objects,$(BUILD)/cpu,$(CPU_TESTS)) $(if $(NEED_BODIES),$(BODIES)) \
+	$(if $(filter $(MODEL_TESTS),$(CPU_TESTS)),$(BUILD)/cpu/test/instances.o)
 $(BIN)/test_simt: $(TEST_MAIN) $(call objects,$(BUILD)/simt,$(SIMT_TESTS))
 $(BIN)/test_host $(BIN)/test_kernels $(BIN)/test_simt: | need-doctest
 	@mkdir -p $(@D); $(LINK)

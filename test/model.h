@@ -1,10 +1,9 @@
 // model.h - a whole trainer whose weights the reference knows too, and rows to train it with.
-// Copy with: train_gpt.cu, test/harness.h, test/reference.h and what they name
+// Copy with: test/harness.h, test/instances.h, test/reference.h and what they name
 // One file of a test binary may include it: train_gpt.cu defines functions.
 #pragma once
-#define BT_NO_MAIN
-#include "train_gpt.cu"
 #include "test/harness.h"
+#include "test/instances.h"
 #include "test/reference.h"
 
 namespace baretrain::test {

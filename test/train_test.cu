@@ -1,6 +1,5 @@
 // train_test.cu - the training step as a whole: what it learns, what it must not depend on, and what it leaves alone.
-#define BT_NO_MAIN
-#include "train_gpt.cu"
+#include "test/instances.h"
 #include <doctest/doctest.h>
 #include <fstream>
 #include <random>
