@@ -203,6 +203,9 @@ inline std::string dtype_text(const Config& c, const Params& params) {
     return concat(c.dtype, "; in FP8, ", c.fp8, ": ", some, " of ", all, " matrices of the blocks", others);
 }
 
+// What a run gives that somebody stopped before its last step.
+inline constexpr int stopped = 75;
+
 // A folder that is not there yet, for a run; two may begin in one second.
 inline std::string new_run() {
     const std::string name = "out/" + time_name();

@@ -220,6 +220,8 @@ void resolve_run(Config& c, const Values& values) {
     if (c.min_lr > c.lr) fail("--min-lr ", value_text(c.min_lr), " is larger than --lr ", value_text(c.lr));
     check_tp(c);
     check_layout(c);
+    if (!c.compare.empty() && (c.origin["compare"] != "flag" || !c.resume.empty() || c.replay > 0))
+        fail("--compare ", c.compare, ": of the command line alone, and of new runs");
     const long window = c.batch * c.seq;               // a row is an int on the device
     if (window > INT_MAX)
         fail("--batch ", c.batch, " x --seq ", c.seq, ": ", window, " tokens at once, at most ", INT_MAX,
@@ -386,6 +388,7 @@ void set_vocab(Config& c, long tokenizer) {
     if (c.shape.vocab == 0) c.shape.vocab = tokenizer;
     if (c.shape.vocab < tokenizer)
         throw Usage("--vocab ", c.shape.vocab, ": --tokenizer ", c.tokenizer, " has ", tokenizer, " ids");
+    check_tp(c);
 }
 
 Schedule schedule_of(const Config& c) {

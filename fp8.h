@@ -8,7 +8,7 @@
 // (Micikevicius et al. 2022.) Scales are made of the numbers that are multiplied, when they are (current scaling). The
 // rounded numbers are multiplied as bf16 with sums in float, which gives what an FP8 unit gives, at bf16's speed. With
 // tp the largest number is looked for on all ranks that have a part of what a scale is for: so the same numbers are
-// rounded to the same ones on any number of ranks.
+// rounded to the same ones on any number of ranks where a rank's sizes divide by 16.
 #pragma once
 #include "comm.h"
 #include "kernels/fp8.h"

@@ -136,7 +136,7 @@ std::string wrong_with(const std::vector<Stored>& pieces, const TensorTarget& t,
     return at == count ? "" : format("%s has %ld elements in its pieces, expected %ld", t.name.c_str(), at, count);
 }
 
-// What is wanted of a tensor, and nothing else of it; the bytes are overwritten. Of a rectangle, about a megabyte of
+// The span that is wanted of a tensor; the bytes are overwritten. Of a rectangle, about a megabyte of
 // rows is read at once.
 void read_wanted(const std::vector<Stored>& pieces, const TensorTarget& t, std::vector<char>& bytes, Types types) {
     const std::string& dtype = pieces[0].info->dtype;

@@ -199,7 +199,11 @@ public:
     // How the products with a tensor are taken: in FP8 where this rank's sizes are multiples of 16.
     Fp8 fp8(const Param& p) const {
         const bool end = fp8_.skip_ends && (p.unit == block_unit(0) || p.unit + 1 == units());
-        return p.rows % 16 || p.cols % 16 || end || p.unit == ends_unit ? Fp8::off : fp8_.recipe;
+        const auto odd = [&](const Param& q) {         // what is joined is one product
+            return q.unit == p.unit && q.place == p.place && (q.rows % 16 || q.cols % 16);
+        };
+        if (fp8_.recipe == Fp8::off || end || p.unit == ends_unit || std::ranges::any_of(rows_, odd)) return Fp8::off;
+        return fp8_.recipe;
     }
 
     // The views of one unit whose flat segment is `flat` (1, unit_size).
@@ -209,7 +213,7 @@ public:
             if (p.unit != unit) continue;
             View<T>& v = w.at(p.place);
             if (!p.joined) v = {flat.data ? flat.data + p.offset : nullptr, p.rows, p.cols};
-            else if (p.rows == 1) v.cols += p.cols, v.stride += p.cols;
+            else if (p.whole_rows == 1) v.cols += p.cols, v.stride += p.cols;
             else v.rows += p.rows;
             if (Linear<T>* l = w.linear(p.place))
                 l->transposed = p.transposed, l->share = p.share(), l->fp8 = fp8(p);

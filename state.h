@@ -47,8 +47,10 @@ std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const 
             const std::vector<long> shape = b.rows > 1 ? std::vector{b.rows, b.cols} : std::vector{b.cols};
             list.push_back({whole ? prefix + p.name : piece_name(prefix + p.name, b.whole), safetensors_dtype<T>(),
                             whole ? p.dims() : shape, [&d, b, from = first + b.mine, cols = p.cols](void* to) {
+                std::vector<T> rows(size_t((b.rows - 1) * cols + b.cols));   // and what lies between those of the box
+                copy_bytes(d, rows.data(), from, rows.size() * sizeof(T));
                 for (long i = 0; i < b.rows; ++i)
-                    copy_bytes(d, static_cast<T*>(to) + i * b.cols, from + i * cols, size_t(b.cols) * sizeof(T));
+                    std::copy_n(rows.begin() + i * cols, b.cols, static_cast<T*>(to) + i * b.cols);
             }});
         }
     }

@@ -62,10 +62,9 @@ Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = 
     for (const auto& [axis, n] : {std::pair(Axis::dp_shard, S), {Axis::dp_replicate, R}, {Axis::tp, t}}) {
         const bool copies = axis == Axis::dp_replicate;
         if (!copies) add(axis, Op::sum, "norm", 2 * shared(n, 1, sizeof(double)));
-        if (!copies && search) add(axis, Op::max, "control", 2 * shared(n, 1, sizeof(double)));
+        if (!copies && search) add(axis, Op::max, "search", 2 * shared(n, 1, sizeof(double)));
         for (const char* what : {"control", "loss"})
-            if (axis == Axis::tp) add(axis, Op::broadcast, what, n > 1 ? 2 * sizeof(double) : 0);
-            else add(axis, Op::sum, what, 2 * shared(n, 2, sizeof(double)));
+            add(axis, axis == Axis::tp ? Op::max : Op::sum, what, 2 * shared(n, 2, sizeof(double)));
         for (Op op : {Op::sum, Op::max})
             if (statistics) add(axis, op, "statistics", 2 * shared(n, magnitude, sizeof(double)));
         if (statistics && !copies) add(axis, Op::sum, "statistics", 2 * shared(n, tensors, sizeof(double)));

@@ -207,7 +207,7 @@ template <class T> Traffic loop(Trainer<T>& t, const Run<T>& r, RunFolder* folde
         TakenStep taken = next_step(t, train);         // t.stop: somebody wants to
         StepLog& log = taken.log;
         traffic.add_step(t, log.skipped.starts_with("not finite"));
-        log.mfu = 1e3 * r.plan.flops() * double(c.dp()) / t.peak / log.ms["step"];   // of one rank of each group of tp
+        log.mfu = 1e3 * r.plan.flops() * double(c.ranks) / t.peak / log.ms["step"];
         log.resident = on_gpu ? -1 : resident_memory();
         if (folder) folder->log(log);                  // before the save, so that a checkpoint never misses its line
         const std::string statistics = t.stats.due() ? to_json(t.stats.log(t.device, t.step)) : "";
@@ -263,7 +263,7 @@ template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
     if (c.replay > 0) return replay(t, r.corpus, r.tokenizer, next_step<T>);
 
     t.meet();                                          // nothing of the run is changed before all ranks got this far
-    t.peak = t.agree({measured_peak<T>(t.device, r.plan.flops() * double(c.steps)), 0}, "control")[0];
+    t.peak = double(c.tp) * t.agree({measured_peak<T>(t.device, r.plan.flops() * double(c.steps)), 0}, "control")[0];
     std::optional<RunFolder> folder;
     if (t.comm.first()) {
         folder.emplace(c.out, r.from.run.empty() ? -1 : t.step);
@@ -285,7 +285,7 @@ template <class T> int train_rank(const Run<T>& r, const Rank& rank) {
     if (folder)
         std::printf("%s after %ld steps, %.1f s; the curves: %s/run.html\n", t.step < c.steps ? "stopped" : "done",
                     t.step, seconds_since(r.begin), folder->path().c_str());
-    return 0;
+    return t.step < c.steps ? stopped : 0;
 }
 
 template <class T> int train(Config config, const Resume& from, const World& world) {
@@ -344,12 +344,12 @@ inline int run_command(int argc, const char* const* argv, const World& world) {
     if (!from.run.empty()) c.out = from.run;
     c.out = world.share(c.out.empty() ? new_run() : c.out);
     if (!c.compare.empty())
-        return compare(argc, argv, c, world, [&](int words, const char* const* line) {
-            return run_command(words, line, world) + interrupted;   // who stops one stops all
-        });
+        return compare(argc, argv, c, world,
+                       [&](int n, const char* const* line) { return run_command(n, line, world); });
     if (c.data.empty()) c.data = source_folder();
     std::optional<RunLock> lock;                       // a replay writes nothing, but what it reads must stay
-    if (c.replay > 0) lock.emplace(c.out), from.checkpoint = find_replay(from.run, c.replay);
+    if (c.replay > 0 && world.first()) lock.emplace(c.out);
+    if (c.replay > 0) from.checkpoint = find_replay(from.run, c.replay);
     return with_type(c.dtype, [&](auto type) { return train<decltype(type)>(c, from, world); });
 }
 
@@ -386,7 +386,7 @@ int main(int argc, char** argv) {
         const int status = run_command(argc, argv, world);
         const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
         if (!written && argc >= 2 && !std::string(argv[1]).starts_with("--")) fail("standard output can't be written");
-        return status;
+        return status == stopped ? 0 : status;
     }, report_error);
 }
 #endif

@@ -112,11 +112,11 @@ template <class T> struct Trainer {
         return grads.owned(unit).col_range(r.first - owned.first, r.count);
     }
     View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
-    // Of all data-parallel ranks, of each group of tp the first: the sums of two numbers, on all ranks.
+    // The sums of two numbers over the data-parallel ranks; where ranks of tp differ, the largest.
     std::array<double, 2> agree(std::array<double, 2> mine, const char* what) {
         copy_bytes(device, control.data, mine.data(), sizeof mine);
         comm.sum_dp(control, {what});
-        comm.await(comm.broadcast(Axis::tp, control, 0, {what}));
+        comm.await(comm.max(Axis::tp, control, {what}));   // equal on all of tp, but for a wish of one of them
         copy_bytes(device, mine.data(), control.data, sizeof mine);
         return mine;
     }
@@ -162,7 +162,7 @@ template <class T> std::string first_not_finite(Trainer<T>& t) {
     }
     const View<double> most = t.control.col_range(0, 1);
     copy_bytes(t.device, most.data, &bad, sizeof bad);
-    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.max(a, most, {"control"}));
+    for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.max(a, most, {"search"}));
     copy_bytes(t.device, &bad, most.data, sizeof bad);
     const size_t place = size_t(bad);
     return place > rows.size() ? rows[2 * rows.size() - place].name
@@ -175,7 +175,8 @@ template <class T> std::string first_not_finite(Trainer<T>& t) {
 inline std::map<std::string, std::string> identity(const Config& c, const Corpus& corpus) {
     const ModelShape& s = c.shape;                     // of it, what the shapes of the tensors do not show
     const RopeScaling& r = s.scaling;
-    return {{"data", corpus.hash}, {"dtype", c.dtype}, {"seq", concat(c.seq)}, {"seed", concat(c.seed)},
+    const std::string fp8 = c.fp8 == "off" ? "" : " with FP8 " + c.fp8 + (c.fp8_skip_ends ? " but for the ends" : "");
+    return {{"data", corpus.hash}, {"dtype", c.dtype + fp8}, {"seq", concat(c.seq)}, {"seed", concat(c.seed)},
             {"family", s.family}, {"heads", concat(s.heads, " and ", s.kv_heads)}, {"window", concat(s.window)},
             {"norm epsilon", format("%g", s.norm_eps)}, {"master", c.master},
             {"rope", format("theta %g, factor %g (%g, %g, %ld)", s.rope_theta, r.factor, r.low, r.high, r.original)}};

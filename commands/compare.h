@@ -33,6 +33,7 @@ inline std::vector<Compared> compared(const Config& c) {
     for (const std::string& v : values) {
         std::string name = key + "-" + v;
         std::ranges::replace(name, '/', '_');
+        if (std::ranges::count(values, v) > 1) throw Usage("--compare ", c.compare, ": ", v, " stands there twice");
         all.push_back({name, {"--" + key, v}});
     }
     all.push_back({all[0].name + "-again", all[0].flags});
@@ -47,7 +48,10 @@ inline void drop_flag(std::vector<std::string>& words, const std::string& flag) 
     for (size_t i = 0; i < words.size();)
         if (words[i].starts_with(flag + "=")) words.erase(words.begin() + long(i));
         else if (words[i] != flag) ++i;
-        else words.erase(words.begin() + long(i), words.begin() + long(std::min(i + 2, words.size())));
+        else {
+            const bool value = i + 1 < words.size() && !words[i + 1].starts_with("--");   // booleans may stand alone
+            words.erase(words.begin() + long(i), words.begin() + long(i + 1 + value));
+        }
 }
 
 // run(argc, argv): one training. All ranks of a world call it; the first one speaks.

@@ -1,6 +1,6 @@
 // infer.h - commands on the ranks of a world, and those that read a model: generate, eval and dump, on ranks of tp.
 // Copy with: commands/shared.h, comm/world.h, generate.h, trainer.h and what they name
-// Each rank loads its part of the weights and nothing else, so it needs 1/tp of the memory; the first one speaks.
+// Each rank holds its part of the weights and nothing else, so it needs 1/tp of the memory; the first one speaks.
 #pragma once
 #include "commands/shared.h"
 #include "comm/world.h"

@@ -29,12 +29,13 @@ template <class T> __global__ void amax_columns_kernel(float* amax, const T* x, 
             amax[c] = size > amax[c] ? size : amax[c];
         }
 }
-// A number's scale is that of amax[row * by_row + column * by_column].
+// A number's scale is that of amax[column], with by_column 1, else of amax[row * by_row].
 template <class F, class T>
 __global__ void quantize_kernel(T* q, const T* x, const float* amax, long C, long stride, long by_row, long by_column) {
     const long n = blockIdx.x;
+    const float of_row = scale_of<F>(amax[n * by_row]);
     for (long c = threadIdx.x; c < C; c += blockDim.x) {
-        const float scale = scale_of<F>(amax[n * by_row + c * by_column]);
+        const float scale = by_column ? scale_of<F>(amax[c]) : of_row;
         q[n * C + c] = T(nearest<F>(float(x[n * stride + c]) * scale));
     }
 }

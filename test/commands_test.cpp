@@ -389,7 +389,7 @@ TEST_CASE("a run of ranks logs what it sent in each step, equal to the formulas,
                 CHECK(log["ms"][name].get<double>() > 0);
             }
             for (const auto& [name, bytes] : facts.items())
-                if (name.starts_with("sent.") && !contains(name, "max.control") && (steps % 2 || !contains(name, "statistics")))
+                if (name.starts_with("sent.") && !contains(name, "max.search") && (steps % 2 || !contains(name, "statistics")))
                     CHECK(log["bytes"].contains(name.substr(5)));
         }
         CHECK(steps == 6);
@@ -426,6 +426,18 @@ TEST_CASE("--compare trains with each value of a key, once more with another see
         CHECK(refused.code == 2);
         CHECK(contains(refused.err, "--compare " + wrong + ": expected KEY=a,b,..."));
     }
+    put(lab.path / "recipe.toml", "compare = \"lr=1e-3,1e-2\"\n");
+    for (const auto& [words, what] : {std::pair(Words{"--config", "recipe.toml"}, "lr=1e-3,1e-2: of the command line alone"),
+                                      {{"--compare", "lr=1,2", "--resume", "all/lr-1e-3"}, "lr=1,2: of the command line alone"},
+                                      {{"--compare", "lr=1,2,1"}, "lr=1,2,1: 1 stands there twice"}}) {
+        const Result refused = run(lab.path, Words{"--data", "text.txt"} + words);
+        CHECK(refused.code > 0);
+        CHECK(contains(refused.err, what));
+    }
+    const Result bools = run(lab.path, {"--layers", "1", "--dim", "16", "--heads", "2", "--seq", "16", "--steps", "2", "--ranks", "2", "--data",
+                                        "text.txt", "--tp", "2", "--sp", "--ledger", "--compare", "sp=true,false", "--out", "bools"});
+    CHECK(bools.code == 0);
+    CHECK(contains(bools.out, "by formula"));          // the flag behind the one that is dropped stays
     const Result second = run(lab.path, {"--layers", "1", "--data", "text.txt", "--out", "none", "--compare", "lr=1e-3,x"});
     CHECK(second.code == 2);
     CHECK(contains(second.err, "--lr x: expected"));

@@ -77,7 +77,7 @@ inline Sent closed_ledger(const ModelShape& s, const Layout& l, long w, long g) 
     const long ends = std::min(z.seen_E, z.E / S), block = std::min(z.seen_B, z.B / S);   // of what rank 0 owns
     if (ends + block) all["tp.sum.norms"] = {(ends > 0) + L * (block > 0), sum(ends, t, g) + L * sum(block, t, g)};
     all["tp.sum.norm"] = {1, sum(1, t, 8)};
-    all["tp.broadcast.control"] = all["tp.broadcast.loss"] = {1, 2 * 8};
+    all["tp.max.control"] = all["tp.max.loss"] = {1, sum(2, t, 8)};
     return all;
 }
 

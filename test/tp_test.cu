@@ -363,6 +363,19 @@ TEST_CASE("E7: a folder read by 1, 2 and 4 ranks gives the same logits, those of
         }
 }
 
+TEST_CASE("a wish to stop of any one rank is known to all of them before the step is over") {
+    const Layout l{.ranks = 4, .tp = 2};
+    for (long wishing = 0; wishing < 4; ++wishing) {
+        std::atomic<long> stopping = 0;
+        on_ranks<double>(config_of(split_shape("llama", true), l, "fp64"), [&](Trainer<double>& t) {
+            t.stop = t.comm.mesh.rank == wishing;
+            train_step(t, micros_of(l, 0, t.comm.mesh.dp_rank()));
+            stopping += t.stop;
+        });
+        CHECK(stopping == 4);
+    }
+}
+
 TEST_CASE("every part of every matrix on a rank of its own, its rows or all: the run is that of one rank") {
     check_matrix(split_layouts(), {model_families, {"none", "selective", "full"}, split_shape});
 }
