@@ -47,6 +47,7 @@ std::vector<TensorSource> tensor_sources(Device& d, const Params& params, const 
             const std::vector<long> shape = b.rows > 1 ? std::vector{b.rows, b.cols} : std::vector{b.cols};
             list.push_back({whole ? prefix + p.name : piece_name(prefix + p.name, b.whole), safetensors_dtype<T>(),
                             whole ? p.dims() : shape, [&d, b, from = first + b.mine, cols = p.cols](void* to) {
+                if (b.rows == 1) return copy_bytes(d, to, from, size_t(b.cols) * sizeof(T));
                 std::vector<T> rows(size_t((b.rows - 1) * cols + b.cols));   // and what lies between those of the box
                 copy_bytes(d, rows.data(), from, rows.size() * sizeof(T));
                 for (long i = 0; i < b.rows; ++i)
@@ -70,11 +71,13 @@ std::vector<TensorTarget> tensor_targets(Device& d, const Params& params, const 
             span.count = at + n - span.first;
         });
         list.push_back({prefix + p.name, safetensors_dtype<T>(), p.dims(), [&d, &p, mine, to, span](const void* from) {
+            const size_t bytes = size_t(mine.count) * sizeof(T);
+            if (span.count == mine.count) return copy_bytes(d, to, from, bytes);   // all in a row, as without tp
             std::vector<T> host(static_cast<size_t>(mine.count));
             p.for_each_run(mine, [&](long e, long at, long n) {
                 std::copy_n(static_cast<const T*>(from) + (at - span.first), n, host.begin() + (e - mine.first));
             });
-            copy_bytes(d, to, host.data(), host.size() * sizeof(T));
+            copy_bytes(d, to, host.data(), bytes);
         }, span.first, span.count});
     }
     return list;
