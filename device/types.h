@@ -10,6 +10,12 @@
 #else
 #define BT_HD
 #endif
+// First in a function's body: its arithmetic is not re-associated with what stands around it.
+#if defined(__clang__)
+#define BT_AS_WRITTEN _Pragma("clang fp reassociate(off)")
+#else
+#define BT_AS_WRITTEN
+#endif
 
 namespace baretrain {
 

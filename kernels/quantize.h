@@ -81,6 +81,7 @@ template <class F> BT_HD uint8_t encode_stochastic(float x, uint32_t random) {
 
 // What to multiply numbers of at most `amax` with, so that they fill the range of F; 1 / scale is finite too.
 template <class F> BT_HD float scale_of(float amax) {
+    BT_AS_WRITTEN                                      // clang would make x * (most / amax) into x * most / amax
     return F::most / (amax > 1e-12f ? amax : 1e-12f);
 }
 // decode(encode(x)) without the code between them, which vectors of floats do faster; a NaN stays what it is.
