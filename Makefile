@@ -31,7 +31,7 @@ endif
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all train test tests headers tsan tsan-ranks matrix parity reference mutants bug copytest fuzz kill-test test-long clang cuda
-.PHONY: deps demo doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
+.PHONY: kernel-report kernel-report-check deps demo doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -313,6 +313,26 @@ build/cuda/doctor.o: doctor.cpp build/cuda/flags $(BUILD)/commit
 build/cuda/flags: FORCE
 	@mkdir -p $(@D); echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@
 
+# ---- the kernel report: of every kernel its blocks and waves, registers and spills, bytes that it needs and that it moves
+# (dev/kernel_report). ARCHS=all: all architectures; without nvcc its columns are skipped.
+REPORT     := build/kernel_report
+ALL_ARCHS  := 75 80 89 90a 100a 120a
+ARCHS      ?= 80 90a
+REPORT_FOR := $(if $(filter all,$(ARCHS)),$(ALL_ARCHS),$(ARCHS))
+kernel-report kernel-report-check: $(REPORT)/report $(if $(NVCC),$(REPORT_FOR:%=$(REPORT)/%/ptxas.log))
+	@$< $(if $(filter %-check,$@),--check) $(shell grep -l __global__ kernels/*.h kernels/*/*.h comm/*.h) $(REPORT_FOR)
+# Instrumented as for ThreadSanitizer, but linked with functions that count; memcpy too.
+$(REPORT)/report: $(REPORT)/cases.o $(REPORT)/traffic.o $(REPORT)/report.o
+	@$(CXX) $^ -o $@ -rdynamic -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset -ldl -pthread
+$(REPORT)/cases.o: dev/kernel_report/cases.cu $(BUILD)/flags
+	$(call COMPILE,$(BASE) -O1 -g1 -fsanitize=thread -DBT_SIMT -DBT_COUNTED,$(CXX)) -x c++ $< -o $@
+$(REPORT)/%.o: dev/kernel_report/%.cpp $(BUILD)/flags | need-program
+	$(call COMPILE,$(BASE) -O1,$(CXX)) $< -o $@
+$(REPORT)/%/ptxas.log: dev/kernel_report/cases.cu
+	@mkdir -p $(@D); echo "  $< (nvcc, sm_$*)"
+	@$(NVCC) -std=c++20 -O3 -I. -arch=sm_$* -cubin -Xptxas -v --keep --keep-dir $(@D) -MMD -MP -MF $(@D)/ptxas.d -MT $@ $< \
+	    -o $(@D)/cases.cubin > $@ 2>&1 || { cat $@; exit 1; }
+
 # ---- what is needed
 APT      := g++ nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libdnnl-dev doctest-dev
 APT_ALL  := libopenmpi-dev openmpi-bin libopenblas-dev libpcre2-dev libutf8proc-dev clang-19 libclang-rt-19-dev llvm-19 chromium
@@ -366,6 +386,7 @@ help:
 	@echo "make docs        what README.md and lessons/*.md show of it, anew (make docs-check: are they still true?)"
 	@echo "make exercise NAME=ddp   lines of the source to write again, in a copy; make grade NAME=ddp   are you there?"
 	@echo "make bench       a step next to its own matrix products, speed and memory of its pieces (BENCH='124M-B4-T64 bf16')"
+	@echo "make kernel-report   each kernel: blocks, waves, registers, bytes needed and moved, without a GPU (ARCHS=all)"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
 	@echo "make kill-test   50 kills of a run that saves each step: nothing that was saved is lost"

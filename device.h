@@ -76,17 +76,17 @@ void launch(Device& d, Grid g, void (*kernel)(Params...), Args... args) {
     if (g.blocks == 0) return;                         // an empty shard is not an error
     ++d.launches;
     const Watched watched(d, g.work);
+    const unsigned threads = std::min(g.threads, d.threads);
+    if (d.watch) d.watch->launched({reinterpret_cast<const void*>(kernel), g.blocks, threads, g.shared_bytes});
     if (d.dry) return;
 #if defined(__CUDACC__)
     if (g.shared_bytes > (48u << 10))
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(g.shared_bytes)),
               g.work.where);
-    const unsigned threads = std::min(g.threads, d.threads);
     kernel<<<g.blocks, threads, g.shared_bytes, d.stream>>>(static_cast<Params>(args)...);
     check(cudaGetLastError(), g.work.where);
 #else
-    run_grid(g.blocks, std::min(g.threads, d.threads), g.shared_bytes, d.team,
-             [=] { kernel(static_cast<Params>(args)...); });
+    run_grid(g.blocks, threads, g.shared_bytes, d.team, [=] { kernel(static_cast<Params>(args)...); });
 #endif
 }
 

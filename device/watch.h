@@ -19,6 +19,13 @@ struct Work {
     long unit = -1, ranks = 1;                         // of a collective: what it was started for, among how many
 };
 
+// How a kernel is spread out, and its address.
+struct Spread {
+    const void* kernel;
+    unsigned blocks, threads;
+    size_t shared_bytes;
+};
+
 // No work, but what the work behind it is for: micro-batch i begins; the weights (gather, release) or the gradients
 // (open, hand_over) of unit i are leased and given back; the optimizer comes to unit i.
 enum class Mark { none, micro, gather, release, open, hand_over, update };
@@ -28,6 +35,7 @@ struct Watch {
     virtual ~Watch() = default;
     virtual void begin(const Work&) = 0;
     virtual void end() = 0;
+    virtual void launched(const Spread&) {}            // between begin() and end(), before it runs
     virtual void mark(Mark, long, double) {}           // i, and the bytes of what is leased
     // A collective ends. It began when the last of its ranks started it: at that one's now().
     virtual long now() const { return 0; }

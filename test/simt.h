@@ -22,7 +22,8 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
-#if defined(__has_feature)
+#if defined(BT_COUNTED)                                // instrumented, with a runtime of its own: dev/kernel_report
+#elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define BT_TSAN
 #elif __has_feature(address_sanitizer)
@@ -216,6 +217,9 @@ inline void wait(Group group, const char* what, Where at) {
     happens_after(token);
 }
 
+// Lets all other threads of the block come to their next yield() too, as a GPU's warps go on side by side.
+inline void yield() { switch_context(machine->fibers[threadIdx.x]->context, machine->scheduler); }
+
 inline bool same_place(const Fiber& a, const Fiber& b) {
     return a.state == State::waiting && b.state == State::waiting && a.group == b.group && a.at.line() == b.at.line() &&
            a.at.column() == b.at.column() &&
@@ -271,8 +275,9 @@ inline void run_threads(std::mt19937& order) {
                 }
             } while (release(Group::warp, first, end));
         }
-        const auto finished = [](const auto& f) { return f->state == State::finished; };
-        if (std::all_of(machine->fibers.begin(), machine->fibers.begin() + blockDim.x, finished)) return;
+        const auto first = machine->fibers.begin(), last = first + blockDim.x;
+        if (std::all_of(first, last, [](const auto& f) { return f->state == State::finished; })) return;
+        if (std::any_of(first, last, [](const auto& f) { return f->state == State::ready; })) continue;
         if (!release(Group::block, 0, blockDim.x)) report_stuck();
     }
 }

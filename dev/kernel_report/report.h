@@ -1,0 +1,198 @@
+// report.h - what the kernel report joins: launches, what ptxas says of a kernel, and the comment above it; and its rules.
+// Copy with: dev/kernel_report/cases.h and what it names
+#pragma once
+#include "dev/kernel_report/cases.h"
+#include <algorithm>
+#include <cxxabi.h>
+#include <map>
+#include <memory>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace baretrain::kernel_report {
+
+inline constexpr int small_gpu = 40, big_gpu = 132;    // SMs: of a T4 or an RTX 4060 class card, of an H100
+inline constexpr double most_bytes = 1.1, least_width = 4;
+
+// ---- what a multiprocessor has (cuda_occupancy.h of CUDA 13; the last: it keeps so many bytes of each block's shared memory)
+struct Limits { const char* arch; int threads, blocks, registers; long shared, shared_unit, reserved; };
+inline constexpr Limits limits[] = {
+    {"75", 1024, 16, 65536, 64 << 10, 256, 0},       {"80", 2048, 32, 65536, 164 << 10, 128, 1024},
+    {"89", 1536, 24, 65536, 100 << 10, 128, 1024},   {"90a", 2048, 32, 65536, 228 << 10, 128, 1024},
+    {"100a", 2048, 32, 65536, 228 << 10, 128, 1024}, {"120a", 1536, 24, 65536, 100 << 10, 128, 1024},
+};
+inline const Limits* limits_of(const std::string& arch) {
+    for (const Limits& l : limits)
+        if (arch == l.arch) return &l;
+    return nullptr;
+}
+inline long round_up(long x, long unit) { return (x + unit - 1) / unit * unit; }
+
+// Blocks of a kernel that one multiprocessor runs at a time; 0: not even one.
+inline long resident_blocks(const Limits& l, long threads, long registers, long shared) {
+    const long warps = (threads + 31) / 32, of_warp = round_up(registers * 32, 256);
+    const long register_warps = of_warp ? l.registers / 4 / of_warp * 4 : 64;   // a quarter of the SM has its own registers
+    const long block_shared = round_up(shared + l.reserved, l.shared_unit);
+    long blocks = std::min<long>(l.blocks, l.threads / 32 / warps);
+    blocks = std::min(blocks, register_warps / warps);
+    return block_shared ? std::min(blocks, l.shared / block_shared) : blocks;
+}
+
+// ---- names: baretrain::norm_forward_kernel<baretrain::bf16>(...) is norm_forward_kernel<bf16>
+inline std::string short_name(const std::string& mangled) {
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status),
+                                                      std::free);
+    std::string s = text ? text.get() : mangled, name;
+    int depth = 0;
+    for (size_t i = 0; i < s.size(); ++i) {
+        depth += (s[i] == '<') - (s[i] == '>');
+        if (s[i] == '(' && depth == 0) break;
+        if (s[i] == ' ' && depth == 0) name.clear();   // a return type
+        else name += s[i];
+    }
+    return std::regex_replace(name, std::regex("baretrain::|(\\(anonymous namespace\\)::)"), "");
+}
+inline std::string without_arguments(const std::string& name) { return name.substr(0, name.find('<')); }
+
+// ---- what the compiler made of a kernel
+struct Compiled {
+    long registers = 0, shared = 0, spilled = 0;       // shared: static; spilled: bytes stored
+    long widest_load = 0, widest_store = 0;            // bytes of one access to global memory
+};
+using Kernels = std::map<std::string, Compiled>;       // by short name
+
+// ptxas -v.
+inline void read_ptxas(Kernels& kernels, std::istream& in) {
+    static const std::regex entry("Compiling entry function '([^']+)'"), spills("(\\d+) bytes spill stores"),
+        used("Used (\\d+) registers"), shared("(\\d+) bytes smem");
+    Compiled* kernel = nullptr;
+    std::smatch m;
+    for (std::string line; std::getline(in, line);) {
+        if (std::regex_search(line, m, entry)) kernel = &kernels[short_name(m[1])];
+        else if (!kernel) continue;
+        else if (std::regex_search(line, m, spills)) kernel->spilled = std::stol(m[1]);
+        else if (std::regex_search(line, m, used)) {
+            kernel->registers = std::stol(m[1]);
+            if (std::regex_search(line, m, shared)) kernel->shared = std::stol(m[1]);
+        }
+    }
+}
+// PTX: ld.global.v4.u32 is an access of 16 bytes.
+inline void read_ptx(Kernels& kernels, std::istream& in) {
+    static const std::regex entry("\\.entry (\\w+)\\("),
+        access("\\b(ld|st)\\.global(?:\\.\\w+)*?(?:\\.v([248]))?\\.[bufs](8|16|32|64|128)\\s");
+    Compiled* kernel = nullptr;
+    std::smatch m;
+    for (std::string line; std::getline(in, line);) {
+        if (std::regex_search(line, m, entry)) kernel = &kernels[short_name(m[1])];
+        else if (kernel && std::regex_search(line, m, access)) {
+            const long bytes = std::stol(m[3]) / 8 * (m[2].matched ? std::stol(m[2]) : 1);
+            long& widest = m[1] == "ld" ? kernel->widest_load : kernel->widest_store;
+            widest = std::max(widest, bytes);
+        }
+    }
+}
+
+// ---- what the source says above a kernel: `// Blocks: ...`, `// Bytes: ...`, `// Width: ...`
+struct Contract {
+    std::string file;
+    long line = 0;
+    std::map<std::string, std::string> reasons;        // by Blocks, Bytes, Width
+};
+using Contracts = std::map<std::string, Contract>;     // by kernel, without template arguments
+
+inline void read_contracts(Contracts& contracts, const std::string& file, std::istream& in) {
+    static const std::regex kernel("__global__.*?\\bvoid (\\w+)\\("), name("^void (\\w+)\\("),
+        reason("^// (Blocks|Bytes|Width): (.+)$");
+    std::map<std::string, std::string> reasons;
+    std::string* more = nullptr;
+    std::smatch m;
+    bool global = false;
+    long number = 0;
+    for (std::string line; std::getline(in, line);) {
+        ++number;
+        global = line.find("__global__") != std::string::npos || (global && line.find('(') == std::string::npos);
+        if (std::regex_match(line, m, reason)) more = &(reasons[m[1]] = m[2]);
+        else if (line.rfind("// ", 0) == 0 && more) *more += line.substr(2);
+        else if (std::regex_search(line, m, kernel) || (global && std::regex_search(line, m, name))) {
+            contracts[m[1]] = {file, number, reasons};
+            reasons.clear(), more = nullptr;
+        } else if (line.rfind("template", 0) != 0 && line.rfind("__global__", 0) != 0) reasons.clear(), more = nullptr;
+        else more = nullptr;
+    }
+}
+
+// ---- rows
+struct Row {
+    std::string kernel;                                // short name
+    Launch planned, counted;                           // at the sizes of the model, and at those that fibers can do
+    double l2() const { return ratio(counted.traffic.l2_bytes); }
+    double memory() const { return ratio(counted.traffic.memory_bytes); }
+    double touched() const { return ratio(counted.traffic.load_bytes + counted.traffic.store_bytes); }
+    double load_width() const { return mean(counted.traffic.load_bytes, counted.traffic.loads); }
+    double store_width() const { return mean(counted.traffic.store_bytes, counted.traffic.stores); }
+private:
+    double ratio(double bytes) const { return counted.needs > 0 ? bytes / counted.needs : 0; }
+    static double mean(double bytes, double accesses) { return accesses > 0 ? bytes / accesses : 16; }
+};
+
+inline std::string decimal(double v, int digits = 2) {
+    std::ostringstream s;
+    s.precision(digits);
+    s << std::fixed << v;
+    return s.str();
+}
+
+// What of a row must be argued in its contract, by name, with the finding.
+inline std::map<std::string, std::string> findings(const Row& r) {
+    std::map<std::string, std::string> found;
+    if (r.planned.blocks < unsigned(big_gpu))
+        found["Blocks"] = std::to_string(r.planned.blocks) + " blocks, fewer than " + std::to_string(big_gpu);
+    if (r.l2() > most_bytes) found["Bytes"] = "moves " + decimal(r.l2()) + " times the bytes that it needs";
+    if (std::min(r.load_width(), r.store_width()) < least_width)
+        found["Width"] = decimal(r.load_width(), 1) + " bytes a load, " + decimal(r.store_width(), 1) + " a store";
+    return found;
+}
+
+// One line for each broken rule.
+inline std::vector<std::string> complaints(const std::vector<Row>& rows, const Contracts& contracts,
+                                           const std::map<std::string, Kernels>& compiled) {
+    std::vector<std::string> wrong;
+    std::map<std::string, std::map<std::string, bool>> argued;   // by kernel and name: does a row need it
+    for (const Row& r : rows) {
+        const std::string kernel = without_arguments(r.kernel);
+        const auto contract = contracts.find(kernel);
+        const auto add = [&](const std::string& what) {
+            wrong.push_back((contract == contracts.end() ? "?" : contract->second.file + ":" +
+                             std::to_string(contract->second.line)) + ": " + r.kernel + ": " + what);
+        };
+        if (contract == contracts.end()) { add("is in no header that was read"); continue; }
+        for (const auto& [name, finding] : findings(r)) {
+            argued[kernel][name] = true;
+            if (!contract->second.reasons.count(name)) add(finding + ": say why in a line `// " + name + ": ...` above it");
+        }
+        if (r.counted.needs <= 0) add("its launcher does not say what it moves()");
+        else if (r.memory() > most_bytes || r.memory() < 1 / most_bytes)
+            add("its launcher says " + decimal(r.counted.needs, 0) + " bytes, it touches " +
+                decimal(r.counted.traffic.memory_bytes, 0));
+        for (const auto& [arch, kernels] : compiled) {
+            const auto k = kernels.find(r.kernel);
+            if (k == kernels.end()) add("ptxas does not know it (sm_" + arch + ")");
+            else if (k->second.spilled) add(std::to_string(k->second.spilled) + " bytes spilled (sm_" + arch + ")");
+        }
+    }
+    for (const auto& [kernel, contract] : contracts) {
+        const std::string at = contract.file + ":" + std::to_string(contract.line) + ": " + kernel + ": ";
+        const auto is = [&kernel = kernel](const Row& r) { return without_arguments(r.kernel) == kernel; };
+        if (std::none_of(rows.begin(), rows.end(), is)) wrong.push_back(at + "no row: add a launch to dev/kernel_report/cases.cu");
+        else
+            for (const auto& [name, reason] : contract.reasons)
+                if (!argued[kernel].count(name)) wrong.push_back(at + "argues `" + name + ": " + reason + "`, which no row needs");
+    }
+    return wrong;
+}
+
+}  // namespace baretrain::kernel_report
