@@ -27,6 +27,7 @@ namespace baretrain {
 // Where one rank's kernels run. `dry`: nothing runs and nothing is touched, launches are only counted (plan).
 struct Device {
     int index = 0;                                     // CUDA device number
+    int capability = device_capability(index);         // of its instructions: 80 has tensor cores for bf16; 0 on a CPU
     int team = default_team();                         // OpenMP threads on CPU builds
     cudaStream_t stream = nullptr;
     unsigned threads = max_threads;                    // no block gets more; tests run each kernel at several sizes

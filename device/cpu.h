@@ -72,6 +72,7 @@ template <class Body> void run_grid(unsigned blocks, unsigned, size_t shared_byt
 
 inline std::string device_name(int) { return "CPU"; }
 inline int device_count() { return 0; }
+inline int device_capability(int) { return 0; }
 inline void use_device(int) {}
 inline size_t device_memory() { return 0; }             // free bytes of its own; 0: it uses the host's
 

@@ -41,6 +41,15 @@ inline int device_count() {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
+// 90 for compute capability 9.0, or less if the code that runs there was compiled for less; 0 where there is no device.
+inline int device_capability(int index) {
+    int major = 0, minor = 0, most = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess) return 0;
+    for (const int compiled : {__CUDA_ARCH_LIST__})
+        if (compiled <= 100 * major + 10 * minor) most = std::max(most, compiled / 10);
+    return most;
+}
 inline void use_device(int index) { check(cudaSetDevice(index)); }   // by this thread, from now on
 
 inline size_t device_memory() {

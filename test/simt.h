@@ -122,6 +122,8 @@ inline void switch_context(Context& from, Context& to) {
 #endif
 }
 
+struct Copy { void* to; const void* from; int bytes; bool there; };   // cp.async: under way until it is waited for
+
 enum class Group { warp, block };
 enum class State { finished, ready, waiting };
 struct Unwind {};                                      // thrown in waiting threads when their launch has failed
@@ -133,6 +135,8 @@ struct Fiber {
     const char* what = "";
     Where at;
     unsigned passed[2] = {0, 0};                       // warp and block barriers so far
+    std::vector<Copy> copies;                          // the oldest first
+    std::vector<size_t> groups;                        // how many of them each commit has closed
     std::exception_ptr error;
     Fiber();
     ~Fiber();
@@ -149,7 +153,8 @@ struct Machine {
     const void* body = nullptr;
     bool unwinding = false;
     std::vector<Slot> shared;
-    alignas(16) unsigned char exchange[2][max_threads][16];
+    size_t shared_bytes = 0;
+    alignas(16) unsigned char exchange[2][max_threads][32];
     char barriers[2][max_threads / warpSize + 1];      // sync tokens: a warp each, and the block's
     char begin, end;
 };
@@ -284,12 +289,14 @@ inline void run_threads(std::mt19937& order) {
 
 inline void run_block(size_t shared_bytes, std::mt19937& order) {
     machine->shared.resize(shared_bytes / sizeof(Slot) + 2);
+    machine->shared_bytes = shared_bytes;
     unsigned char* shared = machine->shared[0].bytes;
     std::memset(shared, 0xFF, shared_bytes);           // every float in it is NaN
     std::memset(shared + shared_bytes, 0xA5, sizeof(Slot));
     for (unsigned t = 0; t < blockDim.x; ++t) {
         machine->fibers[t]->state = State::ready;
         machine->fibers[t]->passed[0] = machine->fibers[t]->passed[1] = 0;
+        machine->fibers[t]->copies.clear(), machine->fibers[t]->groups.clear();
     }
     happens_before(&machine->begin);
     try {
@@ -342,6 +349,12 @@ template <class V> V __shfl_down_sync(unsigned mask, V v, unsigned down, Where a
     return simt::read_lane(mask, v, lane + down < unsigned(warpSize) ? lane + down : lane, "__shfl_down_sync", at);
 }
 
+inline int __any_sync(unsigned mask, int v, Where at = Where::current()) {
+    for (int d = warpSize / 2; d > 0; d /= 2)
+        v |= simt::read_lane(mask, v, (threadIdx.x ^ unsigned(d)) % warpSize, "__any_sync", at);
+    return v != 0;
+}
+
 // Dynamic shared memory of the running block.
 template <class V> V* shared_memory() { return reinterpret_cast<V*>(simt::machine->shared[0].bytes); }
 
@@ -370,6 +383,7 @@ template <class Body> void run_grid(unsigned blocks, unsigned threads, size_t sh
 }
 
 inline int default_team() { return 1; }
+inline int device_capability(int) { return 90; }
 
 inline void* device_allocate(size_t bytes) {
     void* p = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -382,3 +396,4 @@ inline void device_fill(void* p, int byte, size_t bytes, cudaStream_t) { std::me
 inline void device_wait(cudaStream_t) {}
 
 }  // namespace baretrain
+#include "test/simt_mma.h"
