@@ -11,6 +11,7 @@ tree=build/mutants/tree list=test/mutants.txt
 unset MAKELEVEL MAKEFLAGS MFLAGS
 export OMP_NUM_THREADS=1
 fibers=" $(sed -nE 's/^SIMT_(SUITES|ONLY) *:= //p' Makefile | tr '\n' ' ') "
+only_fibers=" $(sed -nE 's/^SIMT_ONLY *:= //p' Makefile) "
 
 field() { awk -v name="$1" -v key="$2: " '
     /^name: / { inside = substr($0, 7) == name }
@@ -40,6 +41,7 @@ suite_passes() {   # suite, log
     local on=kernels
     [ ! -e "test/$1_test.cpp" ] || on=host
     case $fibers in *" $1 "*) on+=" simt" ;; esac
+    case $only_fibers in *" $1 "*) on=simt ;; esac
     : > "$2"
     for on in $on; do
         make -C $tree -j1 test SUITE="$1" ON="$on" CXXFLAGS=-O1 TEST_ARGS=--abort-after=1 > "$2" 2>&1 || return 1

@@ -1,0 +1,302 @@
+// mma.h - attention on tensor cores: bf16, head sizes of 64, 96 and 128, compute capability 8.0 and up.
+// Copy with: kernels/attention/input.h, kernels/tile.h, device/warp.h, device.h and what they name
+// The same contracts as plain.h, which keeps the rest. Scores, softmax and sums are fp32; what a product multiplies is
+// bf16. Nothing but rows of q, k, v, dout and the results is read or written in global memory.
+//   Q, K  queries and keys of a tile     D  columns of a head     a strip: 16 rows, which one warp keeps in registers
+//   strips[i], then i = 0, 1, ... 16 rows apart;   j: 8 columns apart;   e: the 4 numbers of a lane (device/warp.h):
+//
+//            columns 8j + 0 1   2 3   4 5   6 7           lane = 4g + t holds of this C
+//     row g        lane 4g+0  4g+1  4g+2  4g+3              e = 0, 1:  row g,      columns 8j + 2t, 8j + 2t + 1
+//     row g + 8    lane 4g+0  4g+1  4g+2  4g+3              e = 2, 3:  row g + 8,  the same columns
+//
+//     A (16 x 16), registers   | 0 | 2 |  of which each 8 x 8 lies in the lanes like the upper half of a C;
+//                              | 1 | 3 |  so the Cs of j and j + 1, rounded to bf16, are registers 0 1 and 2 3 of an A.
+//     B (16 x 8),  registers   | 0 | 1 |  of the transpose: row g of it is the column g of B.
+//
+// Forward: a warp has 32 queries; s = q k^T, softmax, o += p v, all in registers. Backward: delta; then the keys'
+// kernel, 16 keys a warp, walks over the queries that see them (s^T = k q^T, so p^T and ds^T already are the left
+// factors of dv += p^T dout and dk += ds^T q); then the queries' kernel, 16 queries a warp, dq += ds k. Scores are made
+// twice: the price of one fixed order without atomics or sums across blocks.
+// What is not finite: a masked p is exactly 0, and where a warp's tile has a mask (all others are seen by all of its
+// rows) values that are not finite are left out of products and reach the rows that see them in another way.
+#pragma once
+#include "device/warp.h"
+#include "kernels/attention/input.h"
+#include "kernels/tile.h"
+
+namespace baretrain {
+
+inline constexpr unsigned mma_threads = 128;           // four warps a block, always
+#if !defined(__CUDACC__) && !defined(BT_SIMT)
+inline constexpr bool attention_has_mma = false;       // blocks of one thread have no tensor cores
+#else
+inline constexpr bool attention_has_mma = true;
+inline constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
+
+// Rows of a tile are D + 8 apart: eight of them, 16 bytes each, lie in all 32 banks once, so ldmatrix has no conflicts.
+template <long D> inline constexpr long mma_stride = D + 8;
+
+// Starts to copy rows of x; those behind x.count are zeros.
+template <long D, int rows> __device__ void copy_rows(bf16* tile, TileRows<bf16> x) {
+    for (int i = threadIdx.x; i < rows * int(D / 8); i += blockDim.x) {
+        const int r = i / int(D / 8), c = i % int(D / 8) * 8;
+        const bool there = r < x.count;
+        copy_async<16>(tile + r * mma_stride<D> + c, x.data + (there ? r * x.stride : 0) + c, there);
+    }
+}
+
+// Where this lane's row of a 16 x 16 block begins, for ldmatrix. down: the 8 x 8 matrices one below the other, then the
+// right half (A; B from rows, turned). across: side by side, then the lower half (B from columns).
+template <long D> __device__ const bf16* down(const bf16* x) {
+    return x + threadIdx.x % 16 * mma_stride<D> + threadIdx.x % 32 / 16 * 8;
+}
+template <long D> __device__ const bf16* across(const bf16* x) {
+    return x + (threadIdx.x % 8 + threadIdx.x % 32 / 16 * 8) * mma_stride<D> + threadIdx.x % 16 / 8 * 8;
+}
+
+// s = a b^T: this warp's strips of a by `rows` rows of b, D columns each, both in shared memory.
+template <long D, int strips, int rows>
+__device__ __forceinline__ void multiply_rows(float (&s)[strips][rows / 8][4], const bf16* a, const bf16* b) {
+    BT_UNROLL
+    for (int i = 0; i < strips * rows / 2; ++i) s[i / (rows / 2)][i % (rows / 2) / 4][i % 4] = 0;
+    BT_UNROLL
+    for (int d = 0; d < D; d += 16) {
+        uint32_t left[strips][4], right[4];
+        BT_UNROLL
+        for (int i = 0; i < strips; ++i) ldmatrix(left[i], down<D>(a + 16 * i * mma_stride<D> + d));
+        BT_UNROLL
+        for (int r = 0; r < rows; r += 16) {
+            ldmatrix(right, across<D>(b + r * mma_stride<D> + d));
+            BT_UNROLL
+            for (int i = 0; i < strips; ++i) {
+                mma(s[i][r / 8], left[i], right[0], right[1]);
+                mma(s[i][r / 8 + 1], left[i], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// o += p v: p lies in the registers of multiply_rows and is rounded to bf16; v: `rows` rows of D columns in shared
+// memory. drop: what is not finite in v counts as 0. Says whether this lane has met such.
+template <long D, int strips, int rows>
+__device__ __forceinline__ bool add_product(float (&o)[strips][D / 8][4], const float (&p)[strips][rows / 8][4],
+                                            const bf16* v, bool drop) {
+    bool wild = false;
+    BT_UNROLL
+    for (int r = 0; r < rows; r += 16) {
+        uint32_t left[strips][4], right[4];
+        BT_UNROLL
+        for (int i = 0; i < strips; ++i)
+            BT_UNROLL
+            for (int x = 0; x < 4; ++x) {
+                const float(&two)[4] = p[i][r / 8 + x / 2];
+                left[i][x] = pack(two[x % 2 * 2], two[x % 2 * 2 + 1]);
+            }
+        BT_UNROLL
+        for (int d = 0; d < D; d += 16) {
+            ldmatrix_trans(right, down<D>(v + r * mma_stride<D> + d));
+            if (drop) {
+                BT_UNROLL
+                for (int x = 0; x < 4; ++x) wild |= drop_wild(right[x]);
+            }
+            BT_UNROLL
+            for (int i = 0; i < strips; ++i) {
+                mma(o[i][d / 8], left[i], right[0], right[1]);
+                mma(o[i][d / 8 + 1], left[i], right[2], right[3]);
+            }
+        }
+    }
+    return wild;
+}
+
+// This warp's strips of results, rounded, to rows of global memory, through its own rows of a tile: 16 bytes a lane.
+template <long D, int strips>
+__device__ void store_rows(bf16* tile, const float (&o)[strips][D / 8][4], bf16* to, long stride, long count) {
+    struct alignas(16) Eight { uint32_t pairs[4]; };
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __syncwarp();
+    BT_UNROLL
+    for (int i = 0; i < strips; ++i)
+        BT_UNROLL
+        for (int j = 0; j < D / 8; ++j)
+            BT_UNROLL
+            for (int e = 0; e < 4; e += 2)
+                *reinterpret_cast<uint32_t*>(tile + (16 * i + 4 * e + g) * mma_stride<D> + 8 * j + 2 * t) =
+                    pack(o[i][j][e], o[i][j][e + 1]);
+    __syncwarp();
+    for (int i = lane; i < 16 * strips * int(D / 8); i += 32) {
+        const int r = i / int(D / 8), c = i % int(D / 8) * 8;
+        const Eight* const from = reinterpret_cast<const Eight*>(tile + r * mma_stride<D> + c);
+        if (r < count) *reinterpret_cast<Eight*>(to + r * stride + c) = *from;
+    }
+}
+
+// Key rows begin .. end - 1.
+struct Keys {
+    int begin, end;
+    __device__ bool has(int key) const { return key >= begin && key < end; }
+};
+
+// What the queries from n on see, of which this warp has `count`, in strips; a row that is not there sees nothing.
+template <int strips> struct Seen {
+    Keys of[strips][2], any, all;                      // of rows 16i + g and 16i + 8 + g; of one of the rows; of all
+
+    __device__ Seen(const AttentionInput<bf16>& in, long n, long count) {
+        const auto keys = [&](long r) {
+            return r < count ? Keys{int(in.first_key(n + r)), int(in.k.rows - in.q.rows + n + r + 1)} : Keys{0, 0};
+        };
+        BT_UNROLL
+        for (int i = 0; i < 2 * strips; ++i) of[i / 2][i % 2] = keys(8 * i + threadIdx.x % 32 / 4);
+        const Keys first = keys(0), last = keys(count < 16 * strips ? count - 1 : 16 * strips - 1);
+        any = {first.begin, last.end}, all = {last.begin, first.end};
+        if (count <= 0) any = all = {0, 0};
+    }
+    __device__ bool none(long k0, int rows) const { return k0 + rows <= any.begin || k0 >= any.end; }
+    __device__ bool whole(long k0, int rows) const { return k0 >= all.begin && k0 + rows <= all.end; }
+};
+
+// The four lanes of a row.
+__device__ __forceinline__ float quad_max(float x) {
+    for (int d = 1; d < 4; d *= 2) {
+        const float y = __shfl_xor_sync(0xFFFFFFFFu, x, d);
+        x = y > x ? y : x;
+    }
+    return x;
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    for (int d = 1; d < 4; d *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, d);
+    return x;
+}
+
+// Tiles of a forward block: what fits in 99 KiB and 255 registers.
+template <long D> struct MmaForward {
+    static constexpr int strips = 2, Q = 64 * strips, K = D == 64 ? 64 : 32;
+    static constexpr size_t bytes = size_t(Q + 4 * K) * mma_stride<D> * sizeof(bf16);
+};
+
+// Scores s (of base 2) become exp2(s - top); top and sum: of all tiles so far, sum of this lane's columns only; o
+// shrinks with what has been summed up before (Milakov, Gimelshein 2018).
+template <long D, int strips, int K>
+__device__ __forceinline__ void online_softmax(float (&s)[strips][K / 8][4], float (&o)[strips][D / 8][4],
+                                               float (&top)[strips][2], float (&sum)[strips][2]) {
+    BT_UNROLL
+    for (int i = 0; i < strips; ++i)
+        BT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            float now = top[i][half], added = 0;
+            BT_UNROLL
+            for (int x = 0; x < K / 4; ++x) {
+                const float score = s[i][x / 2][2 * half + x % 2];
+                now = score > now ? score : now;
+            }
+            now = quad_max(now);
+            const float shrink = fast_exp2(top[i][half] - now);
+            BT_UNROLL
+            for (int x = 0; x < K / 4; ++x) {
+                float& score = s[i][x / 2][2 * half + x % 2];
+                score = fast_exp2(score - now), added += score;
+            }
+            top[i][half] = now, sum[i][half] = sum[i][half] * shrink + added;
+            BT_UNROLL
+            for (int x = 0; x < D / 4; ++x) o[i][x / 2][2 * half + x % 2] *= shrink;
+        }
+}
+
+// Values that add_product left out, to the queries that see them: infinity and NaN stay what they are under any weight.
+template <long D, int strips, int K>
+__device__ void add_wild(float (&o)[strips][D / 8][4], const bf16* v, long k0, const Seen<strips>& seen) {
+    for (int r = 0; r < K; ++r)
+        BT_UNROLL
+        for (int i = 0; i < strips; ++i)
+            BT_UNROLL
+            for (int j = 0; j < D / 8; ++j)
+                BT_UNROLL
+                for (int e = 0; e < 4; ++e) {
+                    const float value = float(v[r * mma_stride<D> + 8 * j + threadIdx.x % 4 * 2 + e % 2]);
+                    if (seen.of[i][e / 2].has(int(k0) + r) && !is_finite(value)) o[i][j][e] += value;
+                }
+}
+
+// One block a tile of Q queries of one head; its last tiles, which see most keys, begin first.
+template <long D>
+__global__ void __launch_bounds__(mma_threads)
+attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in) {
+    using Tile = MmaForward<D>;
+    constexpr int strips = Tile::strips, Q = Tile::Q, K = Tile::K;
+    constexpr long stride = mma_stride<D>;
+    const long N = in.q.rows, H = in.q.cols / D, h = blockIdx.x % H, n0 = (gridDim.x / H - 1 - blockIdx.x / H) * Q;
+    const long at = h / (in.q.cols / in.k.cols) * D, count = N - n0 < Q ? N - n0 : Q;
+    const long start = in.first_key(n0), end = in.k.rows - N + n0 + count;
+    const int row = threadIdx.x / 32 * 16 * strips, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    bf16 *q = shared_memory<bf16>(), *tiles = q + Q * stride;       // then two times a tile of keys, one of values
+    const Seen<strips> seen(in, n0 + row, count - row);
+    const float scale = in.scale * log2_e;
+    const auto copy_keys = [&](long k0) {
+        bf16* const to = tiles + (k0 - start) / K % 2 * (2 * K * stride);
+        copy_rows<D, K>(to, {in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D});
+        copy_rows<D, K>(to + K * stride, {in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D});
+    };
+    float o[strips][D / 8][4] = {}, top[strips][2], sum[strips][2] = {};
+    BT_UNROLL
+    for (int i = 0; i < 2 * strips; ++i) top[i / 2][i % 2] = lowest<float>;
+
+    copy_rows<D, Q>(q, {in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D});
+    copy_keys(start);
+    commit_copies();
+    for (long k0 = start; k0 < end; k0 += K) {
+        wait_copies<0>();
+        __syncthreads();                               // this tile is there, and nobody reads the one before any more
+        if (k0 + K < end) copy_keys(k0 + K);
+        commit_copies();
+        if (seen.none(k0, K)) continue;
+        const bf16 *keys = tiles + (k0 - start) / K % 2 * (2 * K * stride), *values = keys + K * stride;
+        const bool whole = seen.whole(k0, K);
+        float s[strips][K / 8][4];
+        multiply_rows<D, strips, K>(s, q + row * stride, keys);
+        BT_UNROLL
+        for (int i = 0; i < strips; ++i)
+            BT_UNROLL
+            for (int j = 0; j < K / 8; ++j)
+                BT_UNROLL
+                for (int e = 0; e < 4; ++e) {
+                    const int key = int(k0) + 8 * j + 2 * t + e % 2;
+                    s[i][j][e] = whole || seen.of[i][e / 2].has(key) ? s[i][j][e] * scale : -INFINITY;
+                }
+        online_softmax<D, strips, K>(s, o, top, sum);
+        const bool wild = add_product<D, strips, K>(o, s, values, !whole);
+        if (!whole && __any_sync(0xFFFFFFFFu, wild)) add_wild<D, strips, K>(o, values, k0, seen);
+    }
+    BT_UNROLL
+    for (int i = 0; i < strips; ++i)
+        BT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const float all = quad_sum(sum[i][half]);
+            const int r = row + 16 * i + 8 * half + g;
+            if (t == 0 && r < count) lse[(n0 + r) * H + h] = top[i][half] * ln_2 + log(all);
+            BT_UNROLL
+            for (int x = 0; x < D / 4; ++x) o[i][x / 2][2 * half + x % 2] /= all;
+        }
+    store_rows<D, strips>(q + row * stride, o, out.data + (n0 + row) * out.stride + h * D, out.stride, count - row);
+}
+
+// Calls f with D as a type.
+template <class F> void with_head_size(long D, F f) {
+    if (D == 64) f(std::integral_constant<long, 64>());
+    else if (D == 96) f(std::integral_constant<long, 96>());
+    else f(std::integral_constant<long, 128>());
+}
+
+inline void attention_mma_forward(Device& d, View<bf16> out, View<float> lse, const AttentionInput<bf16>& in) {
+    with_head_size(in.head_dim, [&](auto D) {
+        using Tile = MmaForward<D()>;
+        static_assert(Tile::bytes <= 99 << 10);
+        const long blocks = (in.q.rows + Tile::Q - 1) / Tile::Q * (in.q.cols / D());
+        Grid grid = Grid(blocks, mma_threads, Tile::bytes).moves(out, lse, in.q, in.k, in.v);
+        grid.work.flops = 2 * 2 * in.products();
+        launch(d, grid, attention_mma_forward_kernel<D()>, out, lse.data, in);
+    });
+}
+
+#endif
+
+}  // namespace baretrain
