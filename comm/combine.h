@@ -29,7 +29,9 @@ template <class T> __global__ void combine_kernel(T* to, Sources<T> from, int n,
     }
 }
 template <class T> void combine(Device& d, T* to, const Sources<T>& from, int n, long count, bool sum) {
-    if constexpr (sizeof(T) > 1) launch(d, Grid::spans(count), combine_kernel<T>, to, from, n, count, sum);
+    Grid grid = Grid::spans(count);
+    grid.work.bytes = double(n + 1) * double(count) * double(sizeof(T));
+    if constexpr (sizeof(T) > 1) launch(d, grid, combine_kernel<T>, to, from, n, count, sum);
 }
 
 template <class T> __global__ void copy_part_kernel(T* to, const T* from, long count) {
@@ -38,7 +40,8 @@ template <class T> __global__ void copy_part_kernel(T* to, const T* from, long c
 }
 // Nothing where it is there already.
 template <class T> void copy_part(Device& d, T* to, const T* from, long count) {
-    if (to != from) launch(d, Grid::spans(count), copy_part_kernel<T>, to, from, count);
+    const View<const T> part(from, 1, count);
+    if (to != from) launch(d, Grid::spans(count).moves(part, part), copy_part_kernel<T>, to, from, count);
 }
 
 // Elements [begin, begin + count) of a whole that is cut into n parts.

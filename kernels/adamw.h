@@ -124,7 +124,7 @@ template <class T> __global__ void adamw_square_parts_kernel(double* parts, Adam
 }
 
 inline void decide(Device& d, View<StepState> s, View<const double> parts) {
-    launch(d, {1, 32}, decide_kernel<double>, s.data, parts.data, parts.count());
+    launch(d, Grid(1, 32).moves(parts), decide_kernel<double>, s.data, parts.data, parts.count());
 }
 
 // Master (where there is one), m, v and w of the span are overwritten, unless the step is skipped.

@@ -60,7 +60,7 @@ void embed_forward(Device& d, View<T> x, View<const int> tokens, View<const T> w
     require_equal(wte.cols, x.cols, "embed: channels of wte and x");
     require(wpe.empty() || wpe.cols == x.cols, "embed: as many channels in wpe as in x");
     require_equal(tokens.cols, x.rows, "embed: one token a row");
-    launch(d, Grid(x.rows).moves(x, x), embed_forward_kernel<T>, x.data, tokens.data,
+    launch(d, Grid(x.rows).moves(x, x, wpe), embed_forward_kernel<T>, x.data, tokens.data,
            IdRows<const T>{wte.data, wte.rows, first}, positions.data, wpe.data, x.cols);
 }
 
@@ -70,7 +70,8 @@ template <class T>
 void embed_backward(Device& d, View<Real<T>> dw, View<const T> dx, const RunViews& runs, long first = 0) {
     require_equal(dw.cols, dx.cols, "embed: channels of dw and dx");
     require(dw.dense() && dx.dense(), "embed: rows without gaps");
-    launch(d, Grid(runs.keys.cols).moves(dx, dx), embed_backward_kernel<T>,
+    const View<Real<T>> rows(dw.data, runs.keys.cols, dw.cols);
+    launch(d, Grid(rows.rows).moves(dx, rows, rows), embed_backward_kernel<T>,
            IdRows<Real<T>>{dw.data, dw.rows, first}, dx.data, runs.rows.data, runs.starts.data, runs.keys.data,
            dx.cols);
 }

@@ -48,7 +48,7 @@ void rope(Device& d, View<T> x, View<const int> positions, View<const Real<T>> t
     const long D = table.cols;
     require(D > 0 && D % 2 == 0 && x.cols % D == 0, "rope: an even head size that divides the columns");
     require_equal(positions.cols, x.rows, "rope: one position a row");
-    launch(d, Grid(x.rows, 32).moves(x, x), rope_kernel<T>, x.data, table.data, positions.data, x.cols / D, D,
+    launch(d, Grid(x.rows, 32).moves(x, x, table), rope_kernel<T>, x.data, table.data, positions.data, x.cols / D, D,
            x.stride, turn);
 }
 

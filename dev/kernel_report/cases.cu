@@ -1,9 +1,18 @@
 // cases.cu - every launcher once, at given sizes: planned on a dry device, or counted thread for thread.
 // The report's SIMT build runs this file, and nvcc compiles it for registers and shared memory.
 #include "dev/kernel_report/cases.h"
+#include "comm/combine.h"
+#include "kernels/activation.h"
 #include "kernels/adamw.h"
+#include "kernels/attention.h"
+#include "kernels/copy.h"
+#include "kernels/embed.h"
+#include "kernels/fp8.h"
 #include "kernels/loss.h"
+#include "kernels/matmul/plain.h"
 #include "kernels/norm.h"
+#include "kernels/reduce.h"
+#include "kernels/rope.h"
 
 namespace baretrain::kernel_report {
 namespace {
@@ -22,13 +31,13 @@ public:
         return {reinterpret_cast<V*>((base_ ? base_ : reinterpret_cast<char*>(256)) + at), rows, cols};
     }
     // at(i) for each of n.
-    template <class V, class At> View<V> make_row(long n, At at) {
+    template <class V, class At> View<V> row(long n, At at) {
         const View<V> v = make<V>(1, n);
         for (long i = 0; base_ && i < n; ++i) v.data[i] = V(at(i));
         return v;
     }
     template <class V> View<const V> filled(long rows, long cols) {
-        View<V> v = make_row<V>(rows * cols, [](long i) { return float(i % 7) * 0.25f - 0.5f; });
+        View<V> v = row<V>(rows * cols, [](long i) { return float(i % 7) * 0.25f - 0.5f; });
         return View<V>(v.data, rows, cols);
     }
 private:
@@ -45,7 +54,7 @@ public:
     void launched(const Spread& s) override {
         launches.push_back({s.kernel, s.blocks, s.threads, s.shared_bytes, needs_, {}});
 #if defined(BT_COUNTED)
-        if (arena_) start_counting(arena_, bytes_, &blockIdx.x, simt::yield);
+        if (arena_) start_counting(arena_, bytes_, &blockIdx.x, &threadIdx.x, simt::yield);
 #endif
     }
     void end() override {
@@ -65,6 +74,25 @@ struct Context {
     const Sizes& s;
 };
 
+void embeddings(Context c) {
+    const auto& [d, a, s] = c;
+    const auto token_of = [&](long i) { return int(i * (i + 7) % 2039 * 23); };   // of 8,192 an eighth differ
+    const View<int> tokens = a.row<int>(s.N, token_of), positions = a.row<int>(s.N, [&](long i) { return i % s.T; });
+    const View<const T> wte = a.make<T>(s.V, s.C), wpe = a.make<T>(s.T, s.C), dx = a.filled<T>(s.N, s.C);
+    embed_forward<T>(d, a.make<T>(s.N, s.C), tokens, wte, positions, wpe);
+    const auto add_gradient = [&](long rows, auto key) {
+        std::vector<int> keys(static_cast<size_t>(s.N));
+        for (size_t i = 0; i < keys.size(); ++i) keys[i] = int(key(long(i)));
+        const Runs runs(keys, rows);
+        const auto on_device = [&](const std::vector<int>& v) {
+            return View<const int>(a.row<int>(long(v.size()), [&](long i) { return v[size_t(i)]; }));
+        };
+        embed_backward<T>(d, a.make<R>(rows, s.C), dx, {on_device(runs.rows), on_device(runs.starts), on_device(runs.keys)});
+    };
+    add_gradient(s.V, token_of);
+    add_gradient(s.T, [&](long i) { return i % s.T; });
+}
+
 void norms(Context c) {
     const auto& [d, a, s] = c;
     const View<const T> x = a.filled<T>(s.N, s.C), dy = a.filled<T>(s.N, s.C);
@@ -76,21 +104,97 @@ void norms(Context c) {
                             a.make<R>(2 * column_sum_parts(s.N), s.C));
 }
 
+void rope_and_attention(Context c) {
+    const auto& [d, a, s] = c;
+    const long C = s.H * s.D, documents = s.N / s.T;
+    const View<int> positions = a.row<int>(s.N, [&](long i) { return i % s.T; });
+    rope<T>(d, a.make<T>(s.N, 2 * C), positions, a.filled<R>(s.T, s.D), Turn::forward);
+    const View<T> qkv = a.make<T>(s.N, 3 * C), dqkv = a.make<T>(s.N, 3 * C), out = a.make<T>(s.N, C);
+    const View<R> lse = a.make<R>(s.N, s.H);
+    const auto part = [&](View<T> v, long i) { return v.col_range(i * C, C); };
+    AttentionInput<T> in{part(qkv, 0), part(qkv, 1), part(qkv, 2), positions,
+                         a.row<int>(documents + 1, [&](long i) { return i * s.T; }), s.D, R(0.125)};
+    attention_forward<T>(d, out, lse, in);
+    const View<R> scratch = a.make<R>(1, attention_scratch<T>(s.N, s.H, s.H, s.D));
+    const AttentionGrad<T> g{part(dqkv, 0), part(dqkv, 1), part(dqkv, 2)};
+    attention_backward<T>(d, g, a.make<T>(s.N, C), View<const T>(out), View<const R>(lse), in, scratch);
+    // One new token of one sequence, which is in the middle of its context.
+    in.q = in.q.row_range(0, 1), in.k = in.k.row_range(0, s.T / 2), in.v = in.v.row_range(0, s.T / 2);
+    in.positions = a.row<int>(1, [&](long) { return s.T / 2 - 1; });
+    in.documents = a.row<int>(2, [&](long i) { return i; });
+    attention_forward<T>(d, out.row_range(0, 1), lse.row_range(0, 1), in);
+}
+
+void activations(Context c) {
+    const auto& [d, a, s] = c;
+    const View<const T> x = a.make<T>(s.N, s.F), gate_up = a.make<T>(s.N, 2 * s.F), dy = a.make<T>(s.N, s.F);
+    activation_forward<T>(d, a.make<T>(s.N, s.F), x);
+    activation_backward<T>(d, a.make<T>(s.N, s.F), dy, x);
+    activation_forward<T>(d, a.make<T>(s.N, s.F), gate_up);
+    activation_backward<T>(d, a.make<T>(s.N, 2 * s.F), dy, gate_up);
+    residual<T>(d, a.make<T>(s.N, s.C), a.make<T>(s.N, s.C), a.make<T>(s.N, s.C));
+    column_sums<T>(d, a.make<R>(1, s.F), dy, a.make<R>(column_sum_parts(s.N), s.F), Write::add);
+}
+
 void losses(Context c) {
     const auto& [d, a, s] = c;
-    const View<int> targets = a.make_row<int>(s.head, [&](long i) { return i * 997 % s.V; });
-    cross_entropy<T>(d, a.make<T>(s.head, s.V), a.make<R>(1, s.head), a.filled<R>(s.head, s.V), targets, R(-0.5));
+    const View<int> targets = a.row<int>(s.head, [&](long i) { return i * 997 % s.V; });
+    const View<const R> logits = a.filled<R>(s.head, s.V);
+    const View<T> dlogits = a.make<T>(s.head, s.V);
+    const View<R> logprob = a.make<R>(1, s.head), lse = a.make<R>(1, s.head), exps = a.make<R>(1, s.head);
+    cross_entropy<T>(d, dlogits, logprob, logits, targets, R(-0.5));
+    logprobs_forward<R>(d, logprob, lse, logits, targets);
+    logprobs_backward<T>(d, dlogits, logits, lse, targets, a.filled<R>(1, s.head));
+    row_max<R>(d, lse, logits);
+    part_sums<R>(d, exps, logprob, logits, lse, targets, 0);
+    join_parts<R>(d, lse, logprob, exps, targets);
+    part_gradient<T>(d, dlogits, logits, lse, targets, R(-0.5), 0);
 }
 
 void optimizer(Context c) {
     const auto& [d, a, s] = c;
-    const long n = s.parameters;
-    const View<StepState> state = a.make_row<StepState>(1, [](long) {
+    const long n = s.parameters, parts = square_parts(n);
+    const View<StepState> state = a.row<StepState>(1, [](long) {
         return StepState{1e-3, 0.9, 0.999, 1e-8, 0.1, 0.1, 0.001, 1, 1, 1, 1, 0, 1, 1, 1};
     });
-    const AdamSpan<T> span{a.make<T>(1, n).data, a.make<R>(1, n).data, a.make<R>(1, n).data, a.make<R>(1, n).data,
-                           a.filled<R>(1, n).data, n, R(1), R(1)};
+    const View<const R> g = a.filled<R>(1, n);
+    const View<double> squares = a.make<double>(1, parts);
+    const View<T> w = a.make<T>(1, n);
+    AdamSpan<T> span{w.data, a.make<R>(1, n).data, a.make<R>(1, n).data, a.make<R>(1, n).data, g.data, n, R(1), R(1)};
+    sum_squares<R>(d, squares, g);
+    decide(d, state, squares);
     adamw(d, span, View<const StepState>(state));
+    add_adamw_squares(d, a.make<double>(1, adamw_squares), span, View<const StepState>(state),
+                      a.make<double>(parts, adamw_squares));
+    add_magnitudes<T>(d, a.make<double>(1, magnitudes), w, a.make<double>(parts, magnitudes));
+    copy<T, R>(d, as_rows(w), View<const R>(as_rows(View<R>(span.master, 1, n))));
+    span.master = nullptr;                             // rounded at random
+    adamw(d, span, View<const StepState>(state));
+}
+
+void products(Context c) {
+    const auto& [d, a, s] = c;
+    const View<T> y = a.make<T>(s.rows, s.cols);
+    const View<const T> x = a.filled<T>(s.rows, s.inner), w = a.filled<T>(s.inner, s.cols), bias = a.filled<T>(1, s.cols);
+    plain_matmul<T, T>(d, {y, x, w, bias, {}, s.rows, s.cols, s.inner});
+    start_rows<T, T>(d, y, {});
+    start_rows<T, T>(d, y, bias);
+    const View<float> amaxes = a.make<float>(1, s.N), columns = a.make<float>(1, s.C);
+    const View<const T> in = a.filled<T>(s.N, s.C);
+    amax<T>(d, amaxes, in, Along::rows);
+    amax<T>(d, columns, in, Along::columns);
+    quantize<E4m3, T>(d, a.make<T>(s.N, s.C), in, amaxes, Along::rows);
+    unscale<E4m3, E4m3, T, T>(d, a.make<T>(s.N, s.C), a.make<float>(s.N, s.C), {amaxes, columns}, {}, Write::over);
+}
+
+void collectives(Context c) {
+    const auto& [d, a, s] = c;
+    const long count = s.parameters / s.ranks;
+    const View<R> to = a.make<R>(1, count);
+    Sources<R> from;
+    for (int i = 0; i < s.ranks; ++i) from.of[i] = a.filled<R>(1, count).data;
+    combine<R>(d, to.data, from, s.ranks, count, true);
+    copy_part<R>(d, to.data, from.of[0], count);
 }
 
 }  // namespace
@@ -100,7 +204,7 @@ std::vector<Launch> run_cases(const Sizes& s, char* memory, unsigned long bytes)
     Device d;
     d.dry = !memory;
     d.watch = &recorder;
-    for (const auto run : {norms, losses, optimizer}) {
+    for (const auto run : {embeddings, norms, rope_and_attention, activations, losses, optimizer, products, collectives}) {
         Arena arena(memory, bytes);
         run({d, arena, s});
     }

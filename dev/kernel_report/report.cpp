@@ -51,14 +51,14 @@ std::string shortened(const std::string& kernel) { return std::regex_replace(ker
 
 void print_table(const std::vector<Row>& rows, const std::vector<std::string>& archs,
                  const std::map<std::string, Kernels>& compiled) {
-    std::printf("%-36s %9s %7s %8s %5s %5s %5s %5s %5s  %-6s %4s %6s %6s %6s %4s %7s %7s\n", "kernel", "blocks", "threads",
+    std::printf("%-36s %9s %7s %4s %8s %5s %5s %5s %5s %5s  %-6s %4s %6s %6s %6s %4s %7s %7s\n", "kernel", "blocks", "threads", "busy",
                 "MB", "L2", "mem", "all", "ld", "st", "arch", "regs", "shared", "spill", "per SM", "occ", "wave 40", "132");
     for (const Row& r : rows) {
-        std::printf("%-36s %9u %7u %8.2f %5.2f %5.2f %5.1f %5.1f %5.1f", shortened(r.kernel).c_str(), r.planned.blocks,
-                    r.planned.threads, r.planned.needs / 1e6, r.l2(), r.memory(), r.touched(), r.load_width(), r.store_width());
+        std::printf("%-36s %9u %7u %3.0f%% %8.2f %5.2f %5.2f %5.1f %5.1f %5.1f", shortened(r.kernel).c_str(), r.planned.blocks,
+                    r.planned.threads, 100 * r.busy(), r.planned.needs / 1e6, r.l2(), r.memory(), r.touched(), r.load_width(), r.store_width());
         bool first = true;
         for (const std::string& arch : archs) {
-            if (!first) std::printf("%-93s", "");
+            if (!first) std::printf("%-98s", "");
             first = false;
             std::printf("  sm_%-4s", arch.c_str());
             const auto kernels = compiled.find(arch);
@@ -83,7 +83,7 @@ nlohmann::ordered_json json_of(const std::vector<Row>& rows, const Contracts& co
             {"shared_bytes", r.planned.shared_bytes}, {"needs_bytes", r.planned.needs},
             {"counted", {{"blocks", r.counted.blocks}, {"needs_bytes", r.counted.needs}, {"l2_bytes", t.l2_bytes},
                          {"memory_bytes", t.memory_bytes}, {"load_bytes", t.load_bytes}, {"loads", t.loads},
-                         {"store_bytes", t.store_bytes}, {"stores", t.stores}, {"narrow_bytes", t.narrow_bytes}}}};
+                         {"store_bytes", t.store_bytes}, {"stores", t.stores}, {"narrow_bytes", t.narrow_bytes}, {"busy_threads", r.busy()}}}};
         if (const auto c = contracts.find(without_arguments(r.kernel)); c != contracts.end())
             row["file"] = c->second.file, row["line"] = c->second.line, row["reasons"] = c->second.reasons;
         for (const auto& [arch, kernels] : compiled)

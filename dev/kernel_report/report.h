@@ -14,7 +14,8 @@
 namespace baretrain::kernel_report {
 
 inline constexpr int small_gpu = 40, big_gpu = 132;    // SMs: of a T4 or an RTX 4060 class card, of an H100
-inline constexpr double most_bytes = 1.1, least_width = 4;
+inline constexpr double most_bytes = 1.1, least_width = 4, least_busy = 0.5;
+inline constexpr double few_bytes = 64 * sector;       // parts of sectors: not worth a word
 
 // ---- what a multiprocessor has (cuda_occupancy.h of CUDA 13; the last: it keeps so many bytes of each block's shared memory)
 struct Limits { const char* arch; int threads, blocks, registers; long shared, shared_unit, reserved; };
@@ -96,17 +97,17 @@ inline void read_ptx(Kernels& kernels, std::istream& in) {
     }
 }
 
-// ---- what the source says above a kernel: `// Blocks: ...`, `// Bytes: ...`, `// Width: ...`
+// ---- what the source says above a kernel: `// Blocks: ...`, `// Bytes: ...`, `// Width: ...`, `// Threads: ...`
 struct Contract {
     std::string file;
     long line = 0;
-    std::map<std::string, std::string> reasons;        // by Blocks, Bytes, Width
+    std::map<std::string, std::string> reasons;        // by those words
 };
 using Contracts = std::map<std::string, Contract>;     // by kernel, without template arguments
 
 inline void read_contracts(Contracts& contracts, const std::string& file, std::istream& in) {
     static const std::regex kernel("__global__.*?\\bvoid (\\w+)\\("), name("^void (\\w+)\\("),
-        reason("^// (Blocks|Bytes|Width): (.+)$");
+        reason("^// (Blocks|Bytes|Width|Threads): (.+)$");
     std::map<std::string, std::string> reasons;
     std::string* more = nullptr;
     std::smatch m;
@@ -131,6 +132,7 @@ struct Row {
     Launch planned, counted;                           // at the sizes of the model, and at those that fibers can do
     double l2() const { return ratio(counted.traffic.l2_bytes); }
     double memory() const { return ratio(counted.traffic.memory_bytes); }
+    double busy() const { return counted.traffic.threads / (double(counted.blocks) * counted.threads); }
     double touched() const { return ratio(counted.traffic.load_bytes + counted.traffic.store_bytes); }
     double load_width() const { return mean(counted.traffic.load_bytes, counted.traffic.loads); }
     double store_width() const { return mean(counted.traffic.store_bytes, counted.traffic.stores); }
@@ -151,7 +153,9 @@ inline std::map<std::string, std::string> findings(const Row& r) {
     std::map<std::string, std::string> found;
     if (r.planned.blocks < unsigned(big_gpu))
         found["Blocks"] = std::to_string(r.planned.blocks) + " blocks, fewer than " + std::to_string(big_gpu);
-    if (r.l2() > most_bytes) found["Bytes"] = "moves " + decimal(r.l2()) + " times the bytes that it needs";
+    if (r.busy() < least_busy) found["Threads"] = decimal(100 * r.busy(), 0) + " % of the threads load or store anything";
+    if (r.counted.traffic.l2_bytes > most_bytes * r.counted.needs + few_bytes)
+        found["Bytes"] = "moves " + decimal(r.l2()) + " times the bytes that it needs";
     if (std::min(r.load_width(), r.store_width()) < least_width)
         found["Width"] = decimal(r.load_width(), 1) + " bytes a load, " + decimal(r.store_width(), 1) + " a store";
     return found;
@@ -175,7 +179,8 @@ inline std::vector<std::string> complaints(const std::vector<Row>& rows, const C
             if (!contract->second.reasons.count(name)) add(finding + ": say why in a line `// " + name + ": ...` above it");
         }
         if (r.counted.needs <= 0) add("its launcher does not say what it moves()");
-        else if (r.memory() > most_bytes || r.memory() < 1 / most_bytes)
+        else if (const double moved = r.counted.traffic.memory_bytes; moved > most_bytes * r.counted.needs + few_bytes ||
+                 moved * most_bytes + few_bytes < r.counted.needs)
             add("its launcher says " + decimal(r.counted.needs, 0) + " bytes, it touches " +
                 decimal(r.counted.traffic.memory_bytes, 0));
         for (const auto& [arch, kernels] : compiled) {

@@ -12,13 +12,14 @@ namespace {
 struct Counter {
     const char* base;
     size_t bytes;
-    const unsigned* block;
+    const unsigned *block, *thread;
     void (*yield)();
     bool on;
     unsigned last_block;
     // Of each sector: the number of the read miss that brought it last; the block that stored to it last; the launches
     // that read it and that stored to it last.
     uint32_t *fetched, *stored_by, *read_in, *stored_in;
+    uint32_t busy_in[1024];                            // of each thread: the last block in which it did anything
     uint32_t misses, misses_before_block, blocks, launches;
     double block_store_bytes, block_store_sectors;
     Traffic sum;
@@ -40,6 +41,8 @@ void end_block() {
 void count(size_t at, size_t size, bool store) {
     if (*counter.block != counter.last_block) end_block(), counter.last_block = *counter.block;
     Traffic& t = counter.sum;
+    uint32_t& busy = counter.busy_in[*counter.thread % 1024];
+    if (busy != counter.blocks) busy = counter.blocks, t.threads += 1;
     (store ? t.stores : t.loads) += 1;
     (store ? t.store_bytes : t.load_bytes) += double(size);
     if (size < 4) t.narrow_bytes += double(size);
@@ -70,7 +73,8 @@ void access(const void* p, size_t size, bool store) {
 
 namespace baretrain::kernel_report {
 
-void start_counting(const void* base, unsigned long bytes, const unsigned* block, void (*yield)()) {
+void start_counting(const void* base, unsigned long bytes, const unsigned* block, const unsigned* thread,
+                    void (*yield)()) {
     const size_t sectors = bytes / sector + 1;
     if (!counter.fetched) {
         counter.fetched = static_cast<uint32_t*>(zeros(sectors * sizeof(uint32_t)));
@@ -78,7 +82,7 @@ void start_counting(const void* base, unsigned long bytes, const unsigned* block
         counter.read_in = static_cast<uint32_t*>(zeros(sectors * sizeof(uint32_t)));
         counter.stored_in = static_cast<uint32_t*>(zeros(sectors * sizeof(uint32_t)));
     }
-    counter.base = static_cast<const char*>(base), counter.bytes = bytes, counter.block = block, counter.yield = yield;
+    counter.base = static_cast<const char*>(base), counter.bytes = bytes, counter.block = block, counter.thread = thread, counter.yield = yield;
     counter.sum = Traffic{};
     counter.last_block = *block;
     ++counter.launches, ++counter.blocks;

@@ -16,11 +16,13 @@ struct Traffic {
     // sectors, once a block, where it stores less than that). Between L2 and memory: each sector is read at most once and
     // written at most once a launch; what was stored in it is not read.
     double l2_bytes = 0, memory_bytes = 0;
+    double threads = 0;                                // that loaded or stored anything, of all blocks
 };
 
-// Counts accesses to [base, base + bytes) from now on. block: where the number of the running block stands. yield: called
+// Counts accesses to [base, base + bytes) from now on. block, thread: where the numbers of the running ones stand. yield: called
 // after each access, so that all threads of a block come to their n-th access before one comes to the next.
-void start_counting(const void* base, unsigned long bytes, const unsigned* block, void (*yield)());
+void start_counting(const void* base, unsigned long bytes, const unsigned* block, const unsigned* thread,
+                    void (*yield)());
 Traffic stop_counting();
 
 }  // namespace baretrain::kernel_report

@@ -89,8 +89,9 @@ __global__ void matmul_kernel(Out* y, long y_stride, Strided<In> a, Strided<In> 
 template <class Out, class In> void plain_matmul(Device& d, const Product<Out, In>& p) {
     const long down = (p.M + matmul_tile_rows - 1) / matmul_tile_rows;
     const long across = (p.N + matmul_tile_cols - 1) / matmul_tile_cols;
-    launch(d, {down * across, unsigned(matmul_tile_cols)}, matmul_kernel<Out, In>, p.y.data, p.y.stride,
-           Strided<In>(p.a, p.o.transpose_a), Strided<In>(p.b, p.o.transpose_b), p.bias.data, p.o.write);
+    const Grid grid = Grid(down * across, unsigned(matmul_tile_cols)).moves(p.y, p.a, p.b, p.bias);
+    launch(d, grid, matmul_kernel<Out, In>, p.y.data, p.y.stride, Strided<In>(p.a, p.o.transpose_a),
+           Strided<In>(p.b, p.o.transpose_b), p.bias.data, p.o.write);
 }
 
 // y = x, or y += x, from one type to another; one block a row.
@@ -104,7 +105,9 @@ __global__ void copy_rows_kernel(To* y, long y_stride, const From* x, long x_str
         for (long c = threadIdx.x; c < C; c += blockDim.x) y[c] = To(R(y[c]) + R(x[c]));
 }
 template <class To, class From> void copy_rows(Device& d, View<To> y, View<const From> x, Write write) {
-    launch(d, {y.rows}, copy_rows_kernel<To, From>, y.data, y.stride, x.data, x.stride, y.cols, write);
+    const View<const From> read = x.row_range(0, x.stride ? x.rows : std::min(x.rows, 1L));   // a bias: one for all
+    const Grid grid = Grid(y.rows).moves(y, read);
+    launch(d, grid, copy_rows_kernel<To, From>, y.data, y.stride, x.data, x.stride, y.cols, write);
 }
 template <class To> __global__ void zero_rows_kernel(To* y, long y_stride, long C) {
     for (long c = threadIdx.x; c < C; c += blockDim.x) y[blockIdx.x * y_stride + c] = To(0);
@@ -112,7 +115,7 @@ template <class To> __global__ void zero_rows_kernel(To* y, long y_stride, long 
 
 // y = the bias on every row, or zeros: where a sum over nothing ends, and where a library that only adds begins.
 template <class Out, class In> void start_rows(Device& d, View<Out> y, View<const In> bias) {
-    if (bias.empty()) launch(d, {y.rows}, zero_rows_kernel<Out>, y.data, y.stride, y.cols);
+    if (bias.empty()) launch(d, Grid(y.rows).moves(y), zero_rows_kernel<Out>, y.data, y.stride, y.cols);
     else copy_rows(d, y, View<const In>(bias.data, y.rows, y.cols, 0), Write::over);
 }
 
