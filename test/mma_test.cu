@@ -1,4 +1,4 @@
-// mma_test.cu - fragments, copies in the background, and attention on tensor cores (kernels/attention/mma.h), as fibers.
+// mma_test.cu - fragments, background copies, and attention on tensor cores (kernels/attention/mma.h), as fibers.
 #include "device/warp.h"
 #include "test/attention.h"
 
@@ -76,11 +76,20 @@ template <class F> std::string error_of(F f) {
 }
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Shapes whose rows begin at multiples of 16 bytes.
-Shape aligned(Shape s) {
+Shape aligned(Shape s) {                               // rows of qkv begin at multiples of 16 bytes
     s.gap = 8;
     return s;
 }
+
+// In which file the launches of an attention stand: mma.h or attention.h.
+struct Files : Watch {
+    std::string seen;
+    void begin(const Work& w) override {
+        const std::string file = w.where.file_name();
+        seen += file.substr(file.rfind('/') + 1) + " ";
+    }
+    void end() override {}
+};
 
 }  // namespace
 
@@ -135,27 +144,113 @@ TEST_CASE("the target of a copy is NaN until its own thread has waited for its g
             }
 }
 
-TEST_CASE("a lane that does not come, an address that is not aligned or not of shared memory are errors with their line") {
+TEST_CASE("a lane that does not come, an address not aligned or not in shared memory are errors with their line") {
     Device d;
     alignas(16) static float y[64];
     const char* words[kinds] = {"mma: thread", "ldmatrix: thread", "not aligned", "outside", "outside", "aligned"};
     for (int kind = 0; kind < kinds; ++kind) {
-        const std::string e = error_of([&] { launch(d, Grid(1, 32, 512), planted_kernel, static_cast<float*>(y), kind); });
+        const auto run = [&] { launch(d, Grid(1, 32, 512), planted_kernel, static_cast<float*>(y), kind); };
+        const std::string e = error_of(run);
         CHECK_MESSAGE(has(e, words[kind]), e);
         CHECK_MESSAGE(has(e, "mma_test.cu:" + std::to_string(planted_line + kind) + ": "), e);
     }
     CHECK(error_of([&] { launch(d, Grid(1, 32, 512), planted_kernel, static_cast<float*>(y), 9); }) == "no error");
 }
 
-TEST_CASE("attention on tensor cores: outputs, lse and gradients agree with a plain loop over all keys seen") {
+TEST_CASE("attention runs on tensor cores for bf16, heads of 64, 96, 128, aligned rows, capability 8.0, whole blocks") {
+    const auto files = [](const Shape& s, auto type, int capability, unsigned threads) {
+        using T = decltype(type);
+        Files watch;
+        Device d;
+        d.capability = capability, d.threads = threads, d.watch = &watch;
+        run<T>(d, s, noise<T>(s.M() * s.width(), 1), noise<T>(s.N() * s.H * s.D, 2), 0.1);
+        return watch.seen;
+    };
+    const std::string plain = "attention.h attention.h attention.h ", fast = "mma.h attention.h mma.h mma.h ";
+    const Shape s = aligned({{3}, 1, 1, 64});
+    Shape odd = s;
+    odd.gap = 3;
+    for (long D : {64, 96, 128}) CHECK(files(aligned({{3}, 1, 1, D}), bf16(), 80, 1024) == fast);
+    CHECK(files(s, bf16(), 90, 128) == fast);
+    CHECK(files(s, bf16(), 75, 1024) == plain);
+    CHECK(files(s, bf16(), 90, 96) == plain);
+    CHECK(files(s, float(), 90, 1024) == plain);
+    CHECK(files(odd, bf16(), 90, 1024) == plain);
+    CHECK(files(aligned({{3}, 1, 1, 72}), bf16(), 90, 1024) == plain);
+}
+
+TEST_CASE("outputs, lse and gradients agree with a plain loop over all keys seen, in any order of threads") {
     Device d;
-    for (unsigned seed : {1u, 2u}) {
+    for (unsigned seed : {1u, 2u, 3u}) {
         simt_seed = seed;
         compare<bf16>(d, aligned({{150}, 2, 1, 64}));
         compare<bf16>(d, aligned({{3, 1, 70, 0, 90}, 2, 2, 64}));
     }
-    for (long D : {96, 128}) compare<bf16>(d, aligned({{130}, 1, 1, D}));
-    for (long N : {1, 17, 64}) compare<bf16>(d, aligned({{N}, 3, 1, 64}));
+    for (long D : {96, 128}) {
+        compare<bf16>(d, aligned({{131}, 1, 1, D}));
+        compare<bf16>(d, aligned({{40, 33, 2}, 4, 2, D, 0, 20}));
+    }
+    for (long N : {1, 17, 64, 65}) compare<bf16>(d, aligned({{N}, 3, 1, 64}));
+    compare<bf16>(d, aligned({{37}, 6, 2, 64}));
+    compare<bf16>(d, aligned({{0}, 2, 1, 64}));
+}
+
+TEST_CASE("the last queries of a longer row of keys see all of it") {
+    Device d;
+    for (long cached : {1, 63, 64, 129})
+        for (long N : {1, 40}) compare<bf16>(d, aligned({{N}, 4, 2, 64, cached}));
+    compare<bf16>(d, aligned({{2, 7}, 2, 1, 96, 70}));  // the second document begins behind the cache
+    compare<bf16>(d, aligned({{140}, 1, 1, 128, 5}));
+}
+
+TEST_CASE("with a sliding window outputs and gradients agree with a plain loop") {
+    Device d;
+    for (long window : {1, 2, 31, 64, 65, 100}) {
+        compare<bf16>(d, aligned({{140}, 1, 1, 64, 0, window}));
+        compare<bf16>(d, aligned({{5, 80}, 2, 1, 64, 0, window}));
+        compare<bf16>(d, aligned({{9}, 2, 1, 64, 130, window}));
+    }
+}
+
+TEST_CASE("another order of threads and blocks gives the same bits, and so do scores of 10,000") {
+    Device d;
+    const Shape s = aligned({{70, 80}, 2, 1, 64});
+    const Numbers qkv = noise<bf16>(s.N() * s.width(), 1), dout = noise<bf16>(s.N() * s.H * s.D, 2);
+    const auto seeded = [&](unsigned seed) {
+        simt_seed = seed;
+        return run<bf16>(d, s, qkv, dout, 2048);
+    };
+    const Result one = seeded(1), two = seeded(2), truth = plain_forward(s, qkv, 2048);
+    CHECK((one.out == two.out && one.lse == two.lse && one.dqkv == two.dqkv));
+    CHECK(*std::max_element(truth.lse.begin(), truth.lse.end()) > 1e4);
+    CHECK(relative_error(truth.lse, one.lse) < 1e-6);
+    CHECK(relative_error(truth.out, one.out) < 2e-2);
+    for (double x : one.dqkv) CHECK(std::isfinite(x));
+}
+
+TEST_CASE("a change, a NaN, an infinity reach those who see them and nobody else") {
+    Device d;
+    Touched t{};
+    t.s = aligned({{37, 150, 41}, 4, 2, 64});
+    t.end = 187;
+    const Shape& s = t.s;
+    const Numbers qkv = noise<bf16>(s.N() * s.width(), 1), dout = noise<bf16>(s.N() * s.H * s.D, 2);
+    const Result before = run<bf16>(d, s, qkv, dout, 0.2);
+    for (Place place : {Place::q, Place::k, Place::v, Place::dout})
+        for (double value : {3.0, double(NAN), -double(INFINITY)}) {
+            INFO("place ", int(place), ", value ", value);
+            t.place = place;
+            Numbers x = qkv, dy = dout;
+            const long column = place == Place::q ? s.D : place == Place::k ? s.H * s.D : (s.H + s.Hkv) * s.D;
+            if (place == Place::dout) dy[size_t(t.row * s.H * s.D + s.D + 2)] = value;
+            else x[size_t(t.row * s.width() + column + 2)] = value;
+            const Result after = run<bf16>(d, s, x, dy, 0.2);
+            const Count c = count_changes(t, before, after);
+            CHECK(c.leaks == 0);
+            CHECK((before.out != after.out || place == Place::dout));
+            CHECK(before.dqkv != after.dqkv);
+            if (std::isnan(value)) CHECK(c.hidden == 0);
+        }
 }
 
 }

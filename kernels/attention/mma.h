@@ -279,6 +279,162 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
     store_rows<D, strips>(q + row * stride, o, out.data + (n0 + row) * out.stride + h * D, out.stride, count - row);
 }
 
+// Tiles of a backward block: `own` rows of two matrices, 16 a warp; rows of two others pass by.
+template <long D> struct MmaBackward {
+    static constexpr int strips = 1, own = 64 * strips, passing = D == 64 ? 64 : 32;
+    static constexpr size_t elements = size_t(2 * own + 4 * passing) * mma_stride<D>;   // then what a query row has:
+    static constexpr size_t bytes = elements * sizeof(bf16) + 2 * 3 * passing * sizeof(float);
+};
+
+// The end of the document that row n lies in: the first start behind it.
+__device__ inline long document_end(View<const int> documents, long n) {
+    long low = 0, high = documents.cols - 1;
+    while (low < high) {
+        const long middle = (low + high) / 2;
+        if (documents.data[middle] > n) high = middle;
+        else low = middle + 1;
+    }
+    return documents.data[low];
+}
+
+// ds; where p is 0, also because of a mask, it is 0 whatever dp is.
+__device__ __forceinline__ float score_gradient(float p, float dp, float delta) {
+    return p != 0 ? p * (dp - delta) : 0.f;
+}
+
+// dk and dv. One block a tile of keys of one KV head; all the queries that see one of them pass by, head after head.
+template <long D>
+__global__ void __launch_bounds__(mma_threads)
+attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
+    using Tile = MmaBackward<D>;
+    constexpr int strips = Tile::strips, K = Tile::own, Q = Tile::passing;
+    constexpr long stride = mma_stride<D>;
+    const long N = in.q.rows, H = in.q.cols / D, heads = in.k.cols / D, kv_head = blockIdx.x % heads, at = kv_head * D;
+    const long k0 = blockIdx.x / heads * K, count = N - k0 < K ? N - k0 : K;
+    const int row = threadIdx.x / 32 * 16 * strips, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int first = int(k0) + row, last = first + 16 * strips - 1, reach = int(in.reach());   // this warp's keys
+    bf16 *k = shared_memory<bf16>(), *v = k + K * stride, *tiles = v + K * stride;   // then two times q and dout
+    float* const numbers = reinterpret_cast<float*>(k + Tile::elements);   // two times lse, delta, position of Q rows
+    const long beyond = k0 + count - 1 + reach, end = document_end(in.documents, k0 + count - 1);
+    const long stop = beyond < end ? beyond : end, across = (stop - k0 + Q - 1) / Q, steps = H / heads * across;
+    const auto copy_queries = [&](long step) {
+        const long h = kv_head * (H / heads) + step / across, q0 = k0 + step % across * Q;
+        bf16* const to = tiles + step % 2 * (2 * Q * stride);
+        float* const row_of = numbers + step % 2 * (3 * Q);
+        copy_rows<D, Q>(to, {in.q.data + q0 * in.q.stride + h * D, in.q.stride, stop - q0, D});
+        copy_rows<D, Q>(to + Q * stride, {b.dout.data + q0 * b.dout.stride + h * D, b.dout.stride, stop - q0, D});
+        for (int r = threadIdx.x; r < Q; r += blockDim.x) {
+            const bool there = q0 + r < stop;          // else it is at position 0, and sees no key of ours
+            const long n = there ? q0 + r : q0;
+            copy_async<4>(row_of + r, b.lse + n * H + h, there);
+            copy_async<4>(row_of + Q + r, b.delta + n * H + h, there);
+            copy_async<4>(row_of + 2 * Q + r, in.positions.data + n, there);
+        }
+    };
+    float dk[strips][D / 8][4] = {}, dv[strips][D / 8][4] = {};
+
+    copy_rows<D, K>(k, {in.k.data + k0 * in.k.stride + at, in.k.stride, count, D});
+    copy_rows<D, K>(v, {in.v.data + k0 * in.v.stride + at, in.v.stride, count, D});
+    copy_queries(0);
+    commit_copies();
+    for (long step = 0; step < steps; ++step) {
+        wait_copies<0>();
+        __syncthreads();
+        if (step + 1 < steps) copy_queries(step + 1);
+        commit_copies();
+        const int q0 = int(k0 + step % across * Q);
+        const bf16 *q = tiles + step % 2 * (2 * Q * stride), *dout = q + Q * stride;
+        const float *lse = numbers + step % 2 * (3 * Q), *delta = lse + Q;
+        const int* const position = reinterpret_cast<const int*>(delta + Q);
+        const auto first_key = [&](int c) { return q0 + c - (position[c] < reach - 1 ? position[c] : reach - 1); };
+        if (q0 + Q <= first || first_key(0) > last) continue;
+        const bool whole = q0 >= last && first_key(Q - 1) <= first;   // every query sees every key
+        float p[strips][Q / 8][4], ds[strips][Q / 8][4];
+        multiply_rows<D, strips, Q>(p, k + row * stride, q);
+        multiply_rows<D, strips, Q>(ds, v + row * stride, dout);
+        BT_UNROLL
+        for (int j = 0; j < Q / 8; ++j)
+            BT_UNROLL
+            for (int odd = 0; odd < 2; ++odd) {
+                const int c = 8 * j + 2 * t + odd, from = first_key(c);
+                // A row of dout that is not finite arrives through p, like one of q, whose lse is not a number already.
+                const float shift = (is_finite(delta[c]) ? lse[c] : NAN) * log2_e;
+                BT_UNROLL
+                for (int i = 0; i < 2 * strips; ++i) {
+                    const int e = i % 2 * 2 + odd, key = first + 8 * i + g;
+                    float &pe = p[i / 2][j][e], &dse = ds[i / 2][j][e];
+                    const bool seen = whole || (key >= from && key <= q0 + c);
+                    pe = seen ? fast_exp2(pe * (in.scale * log2_e) - shift) : 0.f;
+                    dse = score_gradient(pe, dse, delta[c]);
+                }
+            }
+        add_product<D, strips, Q>(dv, p, dout, !whole);
+        add_product<D, strips, Q>(dk, ds, q, !whole);
+    }
+    BT_UNROLL
+    for (int i = 0; i < strips * D / 2; ++i) dk[i / (D / 2)][i % (D / 2) / 4][i % 4] *= in.scale;
+    const AttentionGrad<bf16>& to = b.g;
+    store_rows<D, strips>(k + row * stride, dk, to.dk.data + first * to.dk.stride + at, to.dk.stride, count - row);
+    store_rows<D, strips>(v + row * stride, dv, to.dv.data + first * to.dv.stride + at, to.dv.stride, count - row);
+}
+
+// dq. One block a tile of queries of one head; the keys that they see pass by.
+template <long D>
+__global__ void __launch_bounds__(mma_threads)
+attention_mma_queries_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
+    using Tile = MmaBackward<D>;
+    constexpr int strips = Tile::strips, Q = Tile::own, K = Tile::passing;
+    constexpr long stride = mma_stride<D>;
+    const long N = in.q.rows, H = in.q.cols / D, h = blockIdx.x % H, n0 = (gridDim.x / H - 1 - blockIdx.x / H) * Q;
+    const long at = h / (in.q.cols / in.k.cols) * D, count = N - n0 < Q ? N - n0 : Q;
+    const long start = in.first_key(n0), end = n0 + count;
+    const int row = threadIdx.x / 32 * 16 * strips, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    bf16 *q = shared_memory<bf16>(), *dout = q + Q * stride, *tiles = dout + Q * stride;   // then two times k and v
+    const Seen<strips> seen(in, n0 + row, count - row);
+    const auto copy_keys = [&](long k0) {
+        bf16* const to = tiles + (k0 - start) / K % 2 * (2 * K * stride);
+        copy_rows<D, K>(to, {in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D});
+        copy_rows<D, K>(to + K * stride, {in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D});
+    };
+    float dq[strips][D / 8][4] = {}, shift[2 * strips], delta[2 * strips];
+    BT_UNROLL
+    for (int i = 0; i < 2 * strips; ++i) {
+        const long r = row + 8 * i + g, n = n0 + (r < count ? r : 0);
+        shift[i] = b.lse[n * H + h] * log2_e, delta[i] = b.delta[n * H + h];
+    }
+    copy_rows<D, Q>(q, {in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D});
+    copy_rows<D, Q>(dout, {b.dout.data + n0 * b.dout.stride + h * D, b.dout.stride, count, D});
+    copy_keys(start);
+    commit_copies();
+    for (long k0 = start; k0 < end; k0 += K) {
+        wait_copies<0>();
+        __syncthreads();
+        if (k0 + K < end) copy_keys(k0 + K);
+        commit_copies();
+        if (seen.none(k0, K)) continue;
+        const bf16 *keys = tiles + (k0 - start) / K % 2 * (2 * K * stride), *values = keys + K * stride;
+        const bool whole = seen.whole(k0, K);
+        float p[strips][K / 8][4], ds[strips][K / 8][4];
+        multiply_rows<D, strips, K>(p, q + row * stride, keys);
+        multiply_rows<D, strips, K>(ds, dout + row * stride, values);
+        BT_UNROLL
+        for (int i = 0; i < 2 * strips; ++i)
+            BT_UNROLL
+            for (int x = 0; x < K / 4; ++x) {
+                const int j = x / 2, e = i % 2 * 2 + x % 2;
+                float &pe = p[i / 2][j][e], &dse = ds[i / 2][j][e];
+                const bool sees = whole || seen.of[i / 2][i % 2].has(int(k0) + 8 * j + 2 * t + x % 2);
+                pe = sees ? fast_exp2(pe * (in.scale * log2_e) - shift[i]) : 0.f;
+                dse = score_gradient(pe, dse, delta[i]);
+            }
+        add_product<D, strips, K>(dq, ds, keys, !whole);
+    }
+    BT_UNROLL
+    for (int i = 0; i < strips * D / 2; ++i) dq[i / (D / 2)][i % (D / 2) / 4][i % 4] *= in.scale;
+    const View<bf16>& to = b.g.dq;
+    store_rows<D, strips>(q + row * stride, dq, to.data + (n0 + row) * to.stride + h * D, to.stride, count - row);
+}
+
 // Calls f with D as a type.
 template <class F> void with_head_size(long D, F f) {
     if (D == 64) f(std::integral_constant<long, 64>());
@@ -294,6 +450,20 @@ inline void attention_mma_forward(Device& d, View<bf16> out, View<float> lse, co
         Grid grid = Grid(blocks, mma_threads, Tile::bytes).moves(out, lse, in.q, in.k, in.v);
         grid.work.flops = 2 * 2 * in.products();
         launch(d, grid, attention_mma_forward_kernel<D()>, out, lse.data, in);
+    });
+}
+
+// delta is there. Of the seven products two are the scores again: five are counted.
+inline void attention_mma_backward(Device& d, const AttentionBackward<bf16>& b, const AttentionInput<bf16>& in) {
+    with_head_size(in.head_dim, [&](auto D) {
+        using Tile = MmaBackward<D()>;
+        static_assert(Tile::bytes <= 99 << 10);
+        const long tiles = (in.q.rows + Tile::own - 1) / Tile::own, heads = in.q.cols / D(), kv_heads = in.k.cols / D();
+        Grid keys = Grid(tiles * kv_heads, mma_threads, Tile::bytes).moves(b.g.dk, b.g.dv, b.dout, in.q, in.k, in.v);
+        Grid queries = Grid(tiles * heads, mma_threads, Tile::bytes).moves(b.g.dq, b.dout, in.q, in.k, in.v);
+        keys.work.flops = 4 * 2 * in.products(), queries.work.flops = 2 * in.products();
+        launch(d, keys, attention_mma_keys_kernel<D()>, b, in);
+        launch(d, queries, attention_mma_queries_kernel<D()>, b, in);
     });
 }
 
