@@ -5,8 +5,9 @@
 //   tensorwise    one scale for each of the two factors
 //   rowwise       a scale for each row of x and each output of w; each row of dy and each input of w; each column of dy
 //                 and of x: never along what is summed
-// (Micikevicius et al. 2022.) Scales are made of the numbers that are multiplied, when they are (current scaling). The
-// rounded numbers are multiplied as bf16 with sums in float, which gives what an FP8 unit gives, at bf16's speed. With
+// (Micikevicius et al. 2022.) Scales are made of the numbers that are multiplied, when they are (current scaling). On a
+// GPU with FP8 units their codes are multiplied (compiled and emulated, not yet run there); elsewhere the same rounded
+// numbers as bf16 with sums in float, which gives what an FP8 unit gives, at bf16's speed: a CPU's loss is FP8's. With
 // tp the largest number is looked for on all ranks that have a part of what a scale is for: so the same numbers are
 // rounded to the same ones on any number of ranks where a rank's sizes divide by 16.
 #pragma once
@@ -21,22 +22,36 @@ namespace baretrain {
 enum class Cut { none, kept, summed };
 struct Fp8Factor { View<const bf16> x; Cut cut; };
 
-template <class F> struct Rounded { View<bf16> x; View<float> amax; };
-template <class F, class Context>
-Rounded<F> rounded(Context& c, Scratch& s, const Fp8Factor& f, Along along, Fp8 recipe) {
-    const Rounded<F> q{s.take<bf16>(f.x.rows, f.x.cols), s.take<float>(1, recipe == Fp8::tensorwise ? 1
-                                                                        : along == Along::rows ? f.x.rows : f.x.cols)};
-    if (recipe == Fp8::rowwise) amax<bf16>(c.device, q.amax, f.x, along);
+// The largest |x|: one number, or one for each row or column.
+template <class Context> View<float> amax_of(Context& c, Scratch& s, const Fp8Factor& f, Along along, Fp8 recipe) {
+    const bool one = recipe == Fp8::tensorwise;
+    const auto most = s.take<float>(1, one ? 1 : along == Along::rows ? f.x.rows : f.x.cols);
+    if (!one) amax<bf16>(c.device, most, f.x, along);
     else {
         Scratch of_rows(c.scratch);
         const auto each = of_rows.take<float>(1, f.x.rows);
         amax<bf16>(c.device, each, f.x, Along::rows);
-        amax<float>(c.device, q.amax, View<const float>(each), Along::rows);
+        amax<float>(c.device, most, View<const float>(each), Along::rows);
     }
-    if (f.cut == Cut::summed || (f.cut == Cut::kept && recipe == Fp8::tensorwise))
-        c.comm.await(c.comm.max(Axis::tp, q.amax, {"amax"}));
+    if (f.cut == Cut::summed || (f.cut == Cut::kept && one)) c.comm.await(c.comm.max(Axis::tp, most, {"amax"}));
+    return most;
+}
+template <class F> struct Rounded { View<bf16> x; View<float> amax; };
+template <class F, class Context>
+Rounded<F> rounded(Context& c, Scratch& s, const Fp8Factor& f, Along along, Fp8 recipe) {
+    const Rounded<F> q{s.take<bf16>(f.x.rows, f.x.cols), amax_of(c, s, f, along, recipe)};
     quantize<F, bf16>(c.device, q.x, f.x, View<const float>(q.amax), along);
     return q;
+}
+// As cuBLASLt wants it: along its rows is summed. turned: it lies the other way.
+template <class F, class Context>
+Fp8Rows encoded(Context& c, Scratch& s, const Fp8Factor& f, bool turned, Fp8 recipe) {
+    const Along along = turned ? Along::columns : Along::rows;
+    const auto codes = turned ? s.take<uint8_t>(f.x.cols, f.x.rows) : s.take<uint8_t>(f.x.rows, f.x.cols);
+    const auto most = amax_of(c, s, f, along, recipe), unit = s.take<float>(1, most.cols);
+    encode<F, bf16>(c.device, codes, f.x, View<const float>(most), along, turned ? Turned::yes : Turned::no);
+    units<F>(c.device, unit, View<const float>(most));
+    return {codes, unit, std::is_same_v<F, E5m2>};
 }
 
 // y = or += op(a) op(b) + bias, a rounded to FA, b to FB. Context: has a device, products, scratch and a comm.
@@ -44,6 +59,12 @@ template <class FA, class FB, class Out, class Context>
 void fp8_matmul(Context& c, View<Out> y, const Fp8Factor& a, const Fp8Factor& b, View<const bf16> bias, MatmulOptions o,
                 Fp8 recipe) {
     Scratch s(c.scratch);
+    if (Matmul::has_fp8(c.device, recipe == Fp8::rowwise)) {   // needs less scratch than what follows, which is planned
+        Scratch codes(c.scratch);
+        const Fp8Rows qa = encoded<FA>(c, codes, a, o.transpose_a, recipe);
+        const Fp8Rows qb = encoded<FB>(c, codes, b, !o.transpose_b, recipe);
+        if (c.matmul.multiply(c.device, Fp8Product<Out>{y, qa, qb, bias, o.write})) return;
+    }
     const auto qa = rounded<FA>(c, s, a, o.transpose_a ? Along::columns : Along::rows, recipe);
     const auto qb = rounded<FB>(c, s, b, o.transpose_b ? Along::rows : Along::columns, recipe);
     const auto product = s.take<float>(y.rows, y.cols);

@@ -44,12 +44,15 @@ template <class T> void linear_backward_input(Context<T>& c, View<T> dx, Input<T
 template <class T>
 void linear_backward_weight(Context<T>& c, const Linear<Real<T>>& g, Input<T> dy, Input<T> x, Write write) {
     const View<const T> a = g.transposed ? x : dy, b = g.transposed ? dy : x;
-    if (g.fp8 == Fp8::off)
-        matmul<Real<T>, T>(c.matmul, c.device, g.w, a, b, {}, {.transpose_a = true, .write = write});
+    Scratch s(c.scratch);
+    const auto parts = s.take<Real<T>>(g.b.empty() ? 0 : column_sum_parts(dy.rows), dy.cols);
+    const View<Real<T>> sums = g.b.empty() || write == Write::over ? g.b : parts.row_range(0, 1);
+    bool summed = false;
+    if (g.fp8 == Fp8::off) summed = matmul_and_sums<T>(c.matmul, c.device, g.w, a, b, {sums, g.transposed}, write);
     else if constexpr (std::is_same_v<T, bf16>) fp8_backward_weight(c, g, dy, x, write);
     if (g.b.empty()) return;
-    Scratch s(c.scratch);
-    column_sums<T>(c.device, g.b, dy, s.take<Real<T>>(column_sum_parts(dy.rows), dy.cols), write);
+    if (!summed) column_sums<T>(c.device, g.b, dy, parts, write);
+    else if (write == Write::add) add_parts(c.device, g.b, View<const Real<T>>(sums), write);
 }
 
 // dx: (N, I) is overwritten. dy: (N, O), x: (N, I).

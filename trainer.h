@@ -51,7 +51,6 @@ template <class T> struct Trainer {
     const Params& params;
     Device device;
     Comm comm;
-    Matmul matmul;
     Arena& arena;
     const std::unique_ptr<WeightStore<T>> weight_store;
     const std::unique_ptr<GradStore<R>> grad_store;
@@ -60,6 +59,7 @@ template <class T> struct Trainer {
     Optimizer<T> optimizer;
 
     RowBuffers rows;
+    Matmul matmul;
     View<R> rope, logprobs;                            // (seq, D); (micro-batches, N)
     View<double> squares, norm, control;               // parts of a sum of squares, unit after unit; the sum; agree()
     View<StepState> state;
@@ -77,11 +77,12 @@ template <class T> struct Trainer {
 
     Trainer(const Config& config, const Params& params, Arena& arena, const Rank& rank = {})
         : config(config), params(params), device{.index = rank.gpu, .team = rank.team, .dry = arena.dry()},
-          comm(device, rank.mesh, rank.engine, config.check_collectives), matmul(device), arena(arena),
+          comm(device, rank.mesh, rank.engine, config.check_collectives), arena(arena),
           weight_store(make_weights<T>(config, arena.part("weights"), params, comm)),
           grad_store(make_grads<R>(config, arena.part("gradients"), params, comm)), weights(*weight_store),
           grads(*grad_store), optimizer(arena.part("optimizer"), params, weights, config.master != "none"),
           rows(arena.part("step"), params.shape(), micro_rows(), config.seq),
+          matmul(device, arena.take<char>(1, Matmul::workspace_bytes)),
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
           logprobs(arena.take<R>(micro_batches(), micro_rows())),
           squares(arena.take<double>(1, gradient_parts())), norm(arena.take<double>(1, 1)),

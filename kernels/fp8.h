@@ -39,6 +39,39 @@ __global__ void quantize_kernel(T* q, const T* x, const float* amax, long C, lon
         q[n * C + c] = T(nearest<F>(float(x[n * stride + c]) * scale));
     }
 }
+// The codes of what quantize_kernel rounds to.
+template <class F, class T>
+__global__ void encode_kernel(uint8_t* q, const T* x, const float* amax, long C, long stride, long by_row,
+                              long by_column) {
+    const long n = blockIdx.x;
+    const float of_row = scale_of<F>(amax[n * by_row]);
+    for (long c = threadIdx.x; c < C; c += blockDim.x)
+        q[n * C + c] = encode<F>(float(x[n * stride + c]) * (by_column ? scale_of<F>(amax[c]) : of_row));
+}
+// The same with rows as columns. q: (C, N). A block a tile of x, turned in shared memory: neighbouring threads read and
+// write neighbours.
+inline constexpr long turned_tile = 64, turned_stride = turned_tile + 4;
+template <class F, class T>
+__global__ void encode_turned_kernel(uint8_t* q, View<const T> x, const float* amax, long by_row, long by_column) {
+    const long tiles = (x.cols + turned_tile - 1) / turned_tile;
+    const long n0 = blockIdx.x / tiles * turned_tile, c0 = blockIdx.x % tiles * turned_tile;
+    uint8_t* const tile = shared_memory<uint8_t>();
+    for (long i = threadIdx.x; i < turned_tile * turned_tile; i += blockDim.x) {
+        const long r = i / turned_tile, k = i % turned_tile, n = n0 + r, c = c0 + k;
+        if (n < x.rows && c < x.cols)
+            tile[k * turned_stride + r] = encode<F>(float(x.data[n * x.stride + c]) *
+                                                    scale_of<F>(amax[n * by_row + c * by_column]));
+    }
+    __syncthreads();
+    for (long i = threadIdx.x; i < turned_tile * turned_tile; i += blockDim.x) {
+        const long k = i / turned_tile, r = i % turned_tile, n = n0 + r, c = c0 + k;
+        if (n < x.rows && c < x.cols) q[c * x.rows + n] = tile[k * turned_stride + r];
+    }
+}
+template <class F> __global__ void units_kernel(float* unit, const float* amax, long n) {
+    const auto [begin, end] = block_span(n);
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) unit[i] = 1 / scale_of<F>(amax[i]);
+}
 struct ProductScales { const float *a, *b; long by_row, by_column; };
 
 template <class FA, class FB, class Out, class Bias>
@@ -68,6 +101,24 @@ void quantize(Device& d, View<T> q, View<const T> x, View<const float> amax, Alo
     const bool one = amax.cols == 1;
     launch(d, Grid(x.rows).moves(q, x), quantize_kernel<F, T>, q.data, x.data, amax.data, x.cols, x.stride,
            long(!one && along == Along::rows), long(!one && along == Along::columns));
+}
+// q: (N, C), or turned (C, N), overwritten: the codes of x (N, C), scaled and rounded to F.
+enum class Turned { no, yes };
+template <class F, class T>
+void encode(Device& d, View<uint8_t> q, View<const T> x, View<const float> amax, Along along, Turned turned) {
+    const long by_row = amax.cols > 1 && along == Along::rows, by_column = amax.cols > 1 && along == Along::columns;
+    require_equal(q.cols, turned == Turned::yes ? x.rows : x.cols, "encode: columns of the codes");
+    if (turned == Turned::no)
+        return launch(d, Grid(x.rows).moves(q, x), encode_kernel<F, T>, q.data, x.data, amax.data, x.cols, x.stride,
+                      by_row, by_column);
+    const auto tiles = [](long n) { return (n + turned_tile - 1) / turned_tile; };
+    launch(d, Grid(tiles(x.rows) * tiles(x.cols), 256, size_t(turned_tile * turned_stride)).moves(q, x),
+           encode_turned_kernel<F, T>, q.data, x, amax.data, by_row, by_column);
+}
+// unit: like amax, overwritten: what the code of 1 stands for.
+template <class F> void units(Device& d, View<float> unit, View<const float> amax) {
+    require_equal(unit.cols, amax.cols, "units: one for each scale");
+    launch(d, Grid::spans(amax.cols).moves(unit, amax), units_kernel<F>, unit.data, amax.data, amax.cols);
 }
 struct Amaxes { View<const float> a, b; };             // of the factors: one number, or one a row and one a column
 // y: (N, C) = or += product (N, C), without gaps, over the scales of its factors, + bias (1, C), if there is one.

@@ -20,19 +20,36 @@ namespace baretrain {
 // One per rank: the library's handles, what it has prepared for each shape, and the count of operations.
 class Matmul {
 public:
-    explicit Matmul(Device&, bool fast_bf16 = OneDnn::fast_bf16()) : onednn_(fast_bf16) {}
+    // workspace: for as long as this lives, workspace_bytes of it; none: products do without.
+    static constexpr long workspace_bytes = CublasLt::workspace_bytes;
+    explicit Matmul(Device&, View<char> workspace = {}) : cublas_(workspace), onednn_(OneDnn::fast_bf16()) {}
+    Matmul(Device&, bool fast_bf16) : cublas_({}), onednn_(fast_bf16) {}
     Matmul(const Matmul&) = delete;
     static std::string engine();                       // what float products use, and what bf16 and double use
     double flops() const { return flops_; }            // 2 M N K over all calls, also dry ones
 
-    template <class Out, class In> void multiply(Device& d, const Product<Out, In>& p, Where at = Where::current()) {
+    // True: the sums of a factor that were asked for are there too.
+    template <class Out, class In> bool multiply(Device& d, Product<Out, In> p, Where at = Where::current()) {
         const double flops = 2.0 * double(p.M) * double(p.N) * double(p.K);
         const double bytes = double((p.a.count() + p.b.count()) * long(sizeof(In)) + p.y.count() * long(sizeof(Out)));
         flops_ += flops;
         const Watched watched(d, {at, bytes, flops, Lane::compute, p.M, p.K, p.N});
-        if (d.dry || p.y.empty()) return;
-        if (p.K > 0) dispatch(d, p);
-        else if (!p.add()) start_rows(d, p.y, p.bias);
+        if (d.dry || p.y.empty()) return false;
+        if (p.K == 0) return p.add() ? void() : start_rows(d, p.y, p.bias), false;
+        if (!p.sums.empty() && cublas_.multiply(d, p)) return true;
+        p.sums = {};
+        return dispatch(d, p), false;
+    }
+    // Products of FP8 numbers on tensor cores. False: there are none, or not for such a product; nothing was touched.
+    static bool has_fp8(const Device& d, bool rowwise) { return !d.dry && CublasLt::has_fp8(d, rowwise); }
+    template <class Out> bool multiply(Device& d, const Fp8Product<Out>& p, Where at = Where::current()) {
+        const long M = p.y.rows, N = p.y.cols, K = p.a.codes.cols;
+        const double flops = 2.0 * double(M) * double(N) * double(K);
+        const Watched watched(d, {at, double((M + N) * K + p.y.count() * long(sizeof(Out))), flops, Lane::compute, M, K,
+                                   N});
+        if (!cublas_.multiply(d, p)) return false;
+        flops_ += flops;
+        return true;
     }
 
 private:
@@ -108,6 +125,8 @@ template <class T> View<T> with_sane_stride(View<T> v) {
     return v;
 }
 
+template <class In> struct FactorSums { View<Real<In>> to; bool of_b; };   // (1, columns), overwritten; empty: none
+
 template <class Out, class In>
 void matmul(Matmul& m, Device& d, View<Out> y, View<const In> a, View<const std::type_identity_t<In>> b,
             View<const std::type_identity_t<In>> bias = {}, MatmulOptions o = {}, Where at = Where::current()) {
@@ -124,6 +143,17 @@ void matmul(Matmul& m, Device& d, View<Out> y, View<const In> a, View<const std:
     }
     const Product<Out, In> product{with_sane_stride(y), with_sane_stride(a), with_sane_stride(b), bias, o, M, N, K};
     m.multiply(d, product, at);
+}
+// y (M, N) = or += a^T b, and if it costs nothing: the sums of the rows of b, or of a. False: the sums are not made.
+template <class In>
+bool matmul_and_sums(Matmul& m, Device& d, View<Real<In>> y, View<const In> a, View<const In> b, FactorSums<In> sums,
+                     Write write, Where at = Where::current()) {
+    require_equal(a.rows, b.rows, "matmul: rows of a and b");
+    require_equal(y.rows, a.cols, "matmul: rows of y and columns of a");
+    require_equal(y.cols, b.cols, "matmul: columns of y and b");
+    return m.multiply(d, Product<Real<In>, In>{with_sane_stride(y), with_sane_stride(a), with_sane_stride(b), {},
+                                               {.transpose_a = true, .write = write}, a.cols, b.cols, a.rows, sums.to,
+                                               sums.of_b}, at);
 }
 template <class Out, class In>
     requires(!std::is_const_v<In>)

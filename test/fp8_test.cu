@@ -92,6 +92,41 @@ TEST_CASE_TEMPLATE("a product is that of the rounded factors, whichever way they
             });
 }
 
+TEST_CASE("the codes that an FP8 unit gets are those of the rounded factors, summed along their rows") {
+    const long M = 5, N = 70, K = 67;
+    for (Fp8 recipe : {Fp8::tensorwise, Fp8::rowwise})
+        for (const auto& [turn_a, turn_b] : {std::pair(false, true), {false, false}, {true, false}})
+            for_each_block_size([&, turn_a = turn_a, turn_b = turn_b](Device& d) {
+                CAPTURE(turn_a); CAPTURE(turn_b);
+                const long a_cols = turn_a ? M : K, b_cols = turn_b ? K : N;
+                const Numbers a = sized(M * K, 1, 3e-3), b = sized(N * K, 2, 40);
+                const Tensor<bf16> ta(M * K / a_cols, a_cols, a), tb(N * K / b_cols, b_cols, b);
+                Numbers got;
+                on_bench(d, [&](Bench& c) {
+                    Scratch s(c.scratch);
+                    const Fp8Rows qa = encoded<E5m2>(c, s, {ta.in(), Cut::none}, turn_a, recipe);
+                    const Fp8Rows qb = encoded<E4m3>(c, s, {tb.in(), Cut::none}, !turn_b, recipe);
+                    REQUIRE(qa.codes.cols == K); REQUIRE(qb.codes.rows == N); REQUIRE((qa.wide && !qb.wide));
+                    const auto host = [&](auto v) {
+                        std::vector<std::remove_cvref_t<decltype(*v.data)>> x(size_t(v.count()));
+                        copy_bytes(d, x.data(), v.data, x.size() * sizeof x[0]);
+                        return x;
+                    };
+                    const auto ca = host(qa.codes), cb = host(qb.codes);
+                    const auto ua = host(qa.unit), ub = host(qb.unit);
+                    for (long m = 0; m < M; ++m)
+                        for (long n = 0; n < N; ++n) {
+                            double sum = 0;
+                            for (long k = 0; k < K; ++k)
+                                sum += double(decode<E5m2>(ca[size_t(m * K + k)])) * decode<E4m3>(cb[size_t(n * K + k)]);
+                            got.push_back(sum * ua[ua.size() > 1 ? size_t(m) : 0] * ub[ub.size() > 1 ? size_t(n) : 0]);
+                        }
+                });
+                const MatmulOptions o{.transpose_a = turn_a, .transpose_b = turn_b};
+                CHECK(relative_error(product<E5m2, E4m3>(a, a_cols, b, b_cols, o, recipe), got) <= 1e-6);
+            });
+}
+
 TEST_CASE("the gradient of the input is of E5M2 by E4M3: numbers 1e-7 times the largest are not lost") {
     Device d;
     Numbers dy = sized(4 * 32, 1, 1);

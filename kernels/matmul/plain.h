@@ -19,10 +19,23 @@ template <class Out, class In> struct Product {
     View<const In> a, b, bias;                         // as stored
     MatmulOptions o;
     long M, N, K;
+    View<Real<In>> sums = {};                          // (1, M) or (1, N), overwritten: of the rows of a, or of b
+    bool sums_of_b = false;
     bool add() const { return o.write == Write::add; }
     std::string shape() const {                        // for messages
         return std::to_string(M) + " x " + std::to_string(K) + " x " + std::to_string(N);
     }
+};
+
+// Rounded to FP8: rows of codes, along which is summed; unit: what the code of 1 stands for, of all or of each row.
+// wide: the codes are E5M2, else E4M3.
+struct Fp8Rows { View<const uint8_t> codes; View<const float> unit; bool wide; };
+// y = or += a b^T + bias. y: (M, N), a: (M, K), b: (N, K).
+template <class Out> struct Fp8Product {
+    View<Out> y;
+    Fp8Rows a, b;
+    View<const bf16> bias;
+    Write write;
 };
 
 // Stands for a library that this build does not have.
