@@ -82,9 +82,15 @@ __device__ __forceinline__ bool drop_wild(uint32_t& x) {
     return low || high;
 }
 
+// 2^x; NaN and infinity pass, below the smallest normal number it is 0.
 __device__ __forceinline__ float fast_exp2(float x) {
-    if constexpr (on_gpu) return ::exp2f(x);
-    return std::exp2(x);
+#if defined(__CUDA_ARCH__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return x < -126.f ? 0.f : std::exp2(x);
+#endif
 }
 
 }  // namespace baretrain

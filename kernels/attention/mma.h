@@ -13,9 +13,9 @@
 //                              | 1 | 3 |  so the Cs of j and j + 1, rounded to bf16, are registers 0 1 and 2 3 of an A.
 //     B (16 x 8),  registers   | 0 | 1 |  of the transpose: row g of it is the column g of B.
 //
-// Forward: a warp has 32 queries; s = q k^T, softmax, o += p v, all in registers. Backward: delta; then the keys'
-// kernel, 16 keys a warp, walks over the queries that see them (s^T = k q^T, so p^T and ds^T already are the left
-// factors of dv += p^T dout and dk += ds^T q); then the queries' kernel, 16 queries a warp, dq += ds k. Scores are made
+// Forward: a warp has 32 queries; s = q k^T, softmax, o += p v, all in registers. Backward: the queries' kernel makes
+// delta and dq += ds k, walking over keys; then the keys' kernel walks over the queries that see its keys, and makes
+// s^T = k q^T, so that p^T and ds^T already are the left factors of dv += p^T dout and dk += ds^T q. Scores are made
 // twice: the price of one fixed order without atomics or sums across blocks.
 // What is not finite: a masked p is exactly 0, and where a warp's tile has a mask (all others are seen by all of its
 // rows) values that are not finite are left out of products and reach the rows that see them in another way.
@@ -274,17 +274,20 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
             const int r = row + 16 * i + 8 * half + g;
             if (t == 0 && r < count) lse[(n0 + r) * H + h] = top[i][half] * ln_2 + log(all);
             BT_UNROLL
-            for (int x = 0; x < D / 4; ++x) o[i][x / 2][2 * half + x % 2] /= all;
+            for (int x = 0; x < D / 4; ++x) o[i][x / 2][2 * half + x % 2] *= 1 / all;
         }
     store_rows<D, strips>(q + row * stride, o, out.data + (n0 + row) * out.stride + h * D, out.stride, count - row);
 }
 
-// Tiles of a backward block: `own` rows of two matrices, 16 a warp; rows of two others pass by.
-template <long D> struct MmaBackward {
-    static constexpr int strips = 1, own = 64 * strips, passing = D == 64 ? 64 : 32;
-    static constexpr size_t elements = size_t(2 * own + 4 * passing) * mma_stride<D>;   // then what a query row has:
+// Tiles of a backward block: its own rows of two matrices, rows of two others that pass by, and of passing queries two
+// times lse, delta and position. Larger ones would need more than 255 registers.
+template <long D, int strips_, int passing_> struct MmaBackward {
+    static constexpr int strips = strips_, own = 64 * strips, passing = passing_;
+    static constexpr size_t elements = size_t(2 * own + 4 * passing) * mma_stride<D>;
     static constexpr size_t bytes = elements * sizeof(bf16) + 2 * 3 * passing * sizeof(float);
 };
+template <long D> using MmaQueries = MmaBackward<D, D == 64 ? 2 : 1, 32>;
+template <long D> using MmaKeys = MmaBackward<D, 1, D == 64 ? 64 : 32>;
 
 // The end of the document that row n lies in: the first start behind it.
 __device__ inline long document_end(View<const int> documents, long n) {
@@ -306,7 +309,7 @@ __device__ __forceinline__ float score_gradient(float p, float dp, float delta) 
 template <long D>
 __global__ void __launch_bounds__(mma_threads)
 attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
-    using Tile = MmaBackward<D>;
+    using Tile = MmaKeys<D>;
     constexpr int strips = Tile::strips, K = Tile::own, Q = Tile::passing;
     constexpr long stride = mma_stride<D>;
     const long N = in.q.rows, H = in.q.cols / D, heads = in.k.cols / D, kv_head = blockIdx.x % heads, at = kv_head * D;
@@ -378,11 +381,22 @@ attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
     store_rows<D, strips>(v + row * stride, dv, to.dv.data + first * to.dv.stride + at, to.dv.stride, count - row);
 }
 
-// dq. One block a tile of queries of one head; the keys that they see pass by.
+// sum of a[d] b[d] over a head's columns, by the four lanes of a row.
+template <long D> __device__ float row_product(const bf16* a, const bf16* b) {
+    float sum = 0;
+    BT_UNROLL
+    for (int x = 0; x < D / 4; ++x) {
+        const int d = x / 2 * 8 + threadIdx.x % 4 * 2 + x % 2;
+        sum += float(a[d]) * float(b[d]);
+    }
+    return quad_sum(sum);
+}
+
+// delta, for the keys' kernel too, and dq. One block a tile of queries of one head; the keys that they see pass by.
 template <long D>
 __global__ void __launch_bounds__(mma_threads)
-attention_mma_queries_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
-    using Tile = MmaBackward<D>;
+attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, AttentionInput<bf16> in) {
+    using Tile = MmaQueries<D>;
     constexpr int strips = Tile::strips, Q = Tile::own, K = Tile::passing;
     constexpr long stride = mma_stride<D>;
     const long N = in.q.rows, H = in.q.cols / D, h = blockIdx.x % H, n0 = (gridDim.x / H - 1 - blockIdx.x / H) * Q;
@@ -397,15 +411,18 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in)
         copy_rows<D, K>(to + K * stride, {in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D});
     };
     float dq[strips][D / 8][4] = {}, shift[2 * strips], delta[2 * strips];
-    BT_UNROLL
-    for (int i = 0; i < 2 * strips; ++i) {
-        const long r = row + 8 * i + g, n = n0 + (r < count ? r : 0);
-        shift[i] = b.lse[n * H + h] * log2_e, delta[i] = b.delta[n * H + h];
-    }
+
     copy_rows<D, Q>(q, {in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D});
     copy_rows<D, Q>(dout, {b.dout.data + n0 * b.dout.stride + h * D, b.dout.stride, count, D});
     copy_keys(start);
     commit_copies();
+    BT_UNROLL
+    for (int i = 0; i < 2 * strips; ++i) {
+        const long r = row + 8 * i + g, n = n0 + (r < count ? r : 0);
+        shift[i] = b.lse[n * H + h] * log2_e;
+        delta[i] = row_product<D>(b.dout.data + n * b.dout.stride + h * D, out.data + n * out.stride + h * D);
+        if (t == 0 && r < count) b.delta[n * H + h] = delta[i];
+    }
     for (long k0 = start; k0 < end; k0 += K) {
         wait_copies<0>();
         __syncthreads();
@@ -453,17 +470,21 @@ inline void attention_mma_forward(Device& d, View<bf16> out, View<float> lse, co
     });
 }
 
-// delta is there. Of the seven products two are the scores again: five are counted.
-inline void attention_mma_backward(Device& d, const AttentionBackward<bf16>& b, const AttentionInput<bf16>& in) {
+// Of the seven products two are made again: five are counted.
+inline void attention_mma_backward(Device& d, const AttentionBackward<bf16>& b, View<const bf16> out,
+                                   const AttentionInput<bf16>& in) {
     with_head_size(in.head_dim, [&](auto D) {
-        using Tile = MmaBackward<D()>;
-        static_assert(Tile::bytes <= 99 << 10);
-        const long tiles = (in.q.rows + Tile::own - 1) / Tile::own, heads = in.q.cols / D(), kv_heads = in.k.cols / D();
-        Grid keys = Grid(tiles * kv_heads, mma_threads, Tile::bytes).moves(b.g.dk, b.g.dv, b.dout, in.q, in.k, in.v);
-        Grid queries = Grid(tiles * heads, mma_threads, Tile::bytes).moves(b.g.dq, b.dout, in.q, in.k, in.v);
-        keys.work.flops = 4 * 2 * in.products(), queries.work.flops = 2 * in.products();
+        using Q = MmaQueries<D()>;
+        using K = MmaKeys<D()>;
+        static_assert(Q::bytes <= 99 << 10 && K::bytes <= 99 << 10);
+        const long N = in.q.rows, heads = in.q.cols / D(), kv_heads = in.k.cols / D();
+        Grid queries((N + Q::own - 1) / Q::own * heads, mma_threads, Q::bytes);
+        Grid keys((N + K::own - 1) / K::own * kv_heads, mma_threads, K::bytes);
+        queries = queries.moves(b.g.dq, b.dout, out, in.q, in.k, in.v);
+        keys = keys.moves(b.g.dk, b.g.dv, b.dout, in.q, in.k, in.v);
+        queries.work.flops = 3 * 2 * in.products(), keys.work.flops = 2 * 2 * in.products();
+        launch(d, queries, attention_mma_queries_kernel<D()>, b, out, in);
         launch(d, keys, attention_mma_keys_kernel<D()>, b, in);
-        launch(d, queries, attention_mma_queries_kernel<D()>, b, in);
     });
 }
 
