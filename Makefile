@@ -337,9 +337,9 @@ REPORT_FOR := $(if $(filter all,$(ARCHS)),$(ALL_ARCHS),$(ARCHS))
 kernel-report kernel-report-check: $(REPORT)/report $(if $(NVCC),$(REPORT_FOR:%=$(REPORT)/%/ptxas.log))
 	@$< $(if $(filter %-check,$@),--check) $(shell grep -l __global__ kernels/*.h kernels/*/*.h comm/*.h) $(REPORT_FOR)
 # Instrumented as for ThreadSanitizer, but linked with functions that count; memcpy too.
-$(REPORT)/report: $(REPORT)/cases.o $(REPORT)/traffic.o $(REPORT)/report.o
+$(REPORT)/report: $(REPORT)/cases.o $(REPORT)/known.o $(REPORT)/traffic.o $(REPORT)/report.o
 	@$(CXX) $^ -o $@ -rdynamic -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset -ldl -pthread
-$(REPORT)/cases.o: dev/kernel_report/cases.cu $(BUILD)/flags
+$(REPORT)/%.o: dev/kernel_report/%.cu $(BUILD)/flags
 	$(call COMPILE,$(BASE) -O1 -g1 -fsanitize=thread -DBT_SIMT -DBT_COUNTED,$(CXX)) -x c++ $< -o $@
 $(REPORT)/%.o: dev/kernel_report/%.cpp $(BUILD)/flags | need-program
 	$(call COMPILE,$(BASE) -O1,$(CXX)) $< -o $@

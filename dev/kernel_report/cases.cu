@@ -104,11 +104,12 @@ void norms(Context c) {
                             a.make<R>(2 * column_sum_parts(s.N), s.C));
 }
 
-void rope_and_attention(Context c) {
+// With tensor cores (compute capability 9.0), or without any.
+template <int capability> void attention(Context c) {
     const auto& [d, a, s] = c;
+    d.capability = capability;
     const long C = s.H * s.D, documents = s.N / s.T;
     const View<int> positions = a.row<int>(s.N, [&](long i) { return i % s.T; });
-    rope<T>(d, a.make<T>(s.N, 2 * C), positions, a.filled<R>(s.T, s.D), Turn::forward);
     const View<T> qkv = a.make<T>(s.N, 3 * C), dqkv = a.make<T>(s.N, 3 * C), out = a.make<T>(s.N, C);
     const View<R> lse = a.make<R>(s.N, s.H);
     const auto part = [&](View<T> v, long i) { return v.col_range(i * C, C); };
@@ -133,6 +134,8 @@ void activations(Context c) {
     activation_forward<T>(d, a.make<T>(s.N, s.F), gate_up);
     activation_backward<T>(d, a.make<T>(s.N, 2 * s.F), dy, gate_up);
     residual<T>(d, a.make<T>(s.N, s.C), a.make<T>(s.N, s.C), a.make<T>(s.N, s.C));
+    rope<T>(d, a.make<T>(s.N, 2 * s.H * s.D), a.row<int>(s.N, [&](long i) { return i % s.T; }), a.filled<R>(s.T, s.D),
+            Turn::forward);
     column_sums<T>(d, a.make<R>(1, s.F), dy, a.make<R>(column_sum_parts(s.N), s.F), Write::add);
 }
 
@@ -204,7 +207,8 @@ std::vector<Launch> run_cases(const Sizes& s, char* memory, unsigned long bytes)
     Device d;
     d.dry = !memory;
     d.watch = &recorder;
-    for (const auto run : {embeddings, norms, rope_and_attention, activations, losses, optimizer, products, collectives}) {
+    for (const auto run : {embeddings, norms, attention<90>, attention<0>, activations, losses, optimizer, products,
+                           collectives}) {
         Arena arena(memory, bytes);
         run({d, arena, s});
     }

@@ -19,13 +19,17 @@ std::string name_of(const void* kernel) {
     return short_name(info.dli_sname);
 }
 
+constexpr unsigned long arena_bytes = 1ul << 30;       // pages come when they are touched
+char* new_arena() {
+    void* const p = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) throw std::runtime_error("no memory for the arena");
+    return static_cast<char*>(p);
+}
+
 // Planned and counted launches side by side; the same launch of one kernel twice is one row.
-std::vector<Row> make_rows() {
-    const unsigned long bytes = 1ul << 30;
-    void* const arena = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (arena == MAP_FAILED) throw std::runtime_error("no memory for the arena");
+std::vector<Row> make_rows(char* arena) {
     const std::vector<Launch> planned = run_cases({}, nullptr, 0);
-    const std::vector<Launch> small = run_cases(counted, static_cast<char*>(arena), bytes);
+    const std::vector<Launch> small = run_cases(counted, arena, arena_bytes);
     std::vector<Row> rows;
     for (size_t i = 0; i < planned.size(); ++i) {
         if (i >= small.size() || planned[i].kernel != small[i].kernel)
@@ -119,13 +123,16 @@ int run(int argc, char** argv) {
             read_contracts(contracts, word, in);
         }
     }
-    const std::vector<Row> rows = make_rows();
+    char* const arena = new_arena();
+    std::vector<std::string> wrong;
+    for (const std::string& what : miscounted(arena, arena_bytes)) wrong.push_back("dev/kernel_report: miscounts " + what);
+    const std::vector<Row> rows = make_rows(arena);
     std::ofstream("build/kernel_report.json") << json_of(rows, contracts, compiled).dump(1) << "\n";
     if (!check) {
         print_table(rows, archs, compiled);
         return 0;
     }
-    const std::vector<std::string> wrong = complaints(rows, contracts, compiled);
+    for (const std::string& what : complaints(rows, contracts, compiled)) wrong.push_back(what);
     for (const std::string& line : wrong) std::printf("FAILED  %s\n", line.c_str());
     for (const std::string& arch : archs)
         if (!compiled.count(arch)) std::printf("skipped: sm_%s was not compiled, there is no nvcc\n", arch.c_str());

@@ -106,23 +106,24 @@ struct Contract {
 using Contracts = std::map<std::string, Contract>;     // by kernel, without template arguments
 
 inline void read_contracts(Contracts& contracts, const std::string& file, std::istream& in) {
-    static const std::regex kernel("__global__.*?\\bvoid (\\w+)\\("), name("^void (\\w+)\\("),
-        reason("^// (Blocks|Bytes|Width|Threads): (.+)$");
+    static const std::regex bounds("__launch_bounds__\\([^()]*\\)"), kernel("__global__.*\\bvoid\\s+(\\w+)\\s*\\("), reason("^// (Blocks|Bytes|Width|Threads): (.+)$");
     std::map<std::string, std::string> reasons;
-    std::string* more = nullptr;
+    std::string* more = nullptr;                       // the reason that the next comment line goes on with
+    std::string head;                                  // of a function, so far: from its template line on
     std::smatch m;
-    bool global = false;
     long number = 0;
     for (std::string line; std::getline(in, line);) {
         ++number;
-        global = line.find("__global__") != std::string::npos || (global && line.find('(') == std::string::npos);
-        if (std::regex_match(line, m, reason)) more = &(reasons[m[1]] = m[2]);
-        else if (line.rfind("// ", 0) == 0 && more) *more += line.substr(2);
-        else if (std::regex_search(line, m, kernel) || (global && std::regex_search(line, m, name))) {
-            contracts[m[1]] = {file, number, reasons};
-            reasons.clear(), more = nullptr;
-        } else if (line.rfind("template", 0) != 0 && line.rfind("__global__", 0) != 0) reasons.clear(), more = nullptr;
-        else more = nullptr;
+        if (line.rfind("//", 0) == 0) {
+            if (std::regex_match(line, m, reason)) more = &(reasons[m[1]] = m[2]);
+            else if (more) *more += line.substr(2);
+            continue;
+        }
+        more = nullptr;
+        head += std::regex_replace(line, bounds, "") + " ";
+        if (std::regex_search(head, m, kernel)) contracts[m[1]] = {file, number, reasons};
+        else if (line.find_first_of("{};#") == std::string::npos && !line.empty()) continue;
+        reasons.clear(), head.clear();
     }
 }
 
