@@ -31,7 +31,7 @@ endif
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all train test tests headers tsan tsan-ranks matrix parity reference mutants bug copytest fuzz kill-test test-long clang cuda
-.PHONY: kernel-report kernel-report-check deps demo doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
+.PHONY: archs kernel-report kernel-report-check deps demo doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
 all: $(PROGRAM)
 
@@ -328,10 +328,16 @@ build/cuda/test/managed.o: test/managed.cpp build/cuda/flags
 build/cuda/flags: FORCE
 	@mkdir -p $(@D); echo '$(NVCC) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_FLAGS)' > $@
 
+comma := ,
+# For every architecture that somebody may have, in one program.
+ALL_ARCHS := 75 80 89 90a 100a 120a
+archs:
+	@$(if $(NVCC),$(MAKE) --no-print-directory cuda CUDA_ARCHS='$(ALL_ARCHS)' && echo "1 passed$(comma) 0 failed",\
+	    echo "skipped: there is no nvcc"; echo "0 passed$(comma) 0 failed$(comma) 1 skipped")
+
 # ---- the kernel report: of every kernel its blocks and waves, registers and spills, bytes that it needs and that it moves
 # (dev/kernel_report). ARCHS=all: all architectures; without nvcc its columns are skipped.
 REPORT     := build/kernel_report
-ALL_ARCHS  := 75 80 89 90a 100a 120a
 ARCHS      ?= 80 90a
 REPORT_FOR := $(if $(filter all,$(ARCHS)),$(ALL_ARCHS),$(ARCHS))
 kernel-report kernel-report-check: $(REPORT)/report $(if $(NVCC),$(REPORT_FOR:%=$(REPORT)/%/ptxas.log))

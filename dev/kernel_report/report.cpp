@@ -136,7 +136,8 @@ int run(int argc, char** argv) {
     for (const std::string& line : wrong) std::printf("FAILED  %s\n", line.c_str());
     for (const std::string& arch : archs)
         if (!compiled.count(arch)) std::printf("skipped: sm_%s was not compiled, there is no nvcc\n", arch.c_str());
-    std::printf("%zu passed, %zu failed\n", rows.size(), wrong.size());
+    const size_t skipped = archs.size() - compiled.size();
+    std::printf("%zu passed, %zu failed%s\n", rows.size(), wrong.size(), skipped ? (", " + std::to_string(skipped) + " skipped").c_str() : "");
     return wrong.empty() ? 0 : 1;
 }
 
