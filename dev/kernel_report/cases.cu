@@ -142,8 +142,9 @@ void activations(Context c) {
 void losses(Context c) {
     const auto& [d, a, s] = c;
     const View<int> targets = a.row<int>(s.head, [&](long i) { return i * 997 % s.V; });
-    const View<const R> logits = a.filled<R>(s.head, s.V);
-    const View<T> dlogits = a.make<T>(s.head, s.V);
+    const long stride = (s.V + 63) / 64 * 64;          // as in gpt.h
+    const View<const R> logits = a.filled<R>(s.head, stride).col_range(0, s.V);
+    const View<T> dlogits = a.make<T>(s.head, stride).col_range(0, s.V);
     const View<R> logprob = a.make<R>(1, s.head), lse = a.make<R>(1, s.head), exps = a.make<R>(1, s.head);
     cross_entropy<T>(d, dlogits, logprob, logits, targets, R(-0.5));
     logprobs_forward<R>(d, logprob, lse, logits, targets);
@@ -170,7 +171,7 @@ void optimizer(Context c) {
     add_adamw_squares(d, a.make<double>(1, adamw_squares), span, View<const StepState>(state),
                       a.make<double>(parts, adamw_squares));
     add_magnitudes<T>(d, a.make<double>(1, magnitudes), w, a.make<double>(parts, magnitudes));
-    copy<T, R>(d, as_rows(w), View<const R>(as_rows(View<R>(span.master, 1, n))));
+    copy<T, R>(d, w, View<const R>(span.master, 1, n));
     span.master = nullptr;                             // rounded at random
     adamw(d, span, View<const StepState>(state));
 }
@@ -187,6 +188,10 @@ void products(Context c) {
     amax<T>(d, amaxes, in, Along::rows);
     amax<T>(d, columns, in, Along::columns);
     quantize<E4m3, T>(d, a.make<T>(s.N, s.C), in, amaxes, Along::rows);
+    const View<uint8_t> codes = a.make<uint8_t>(s.N, s.C), turned(codes.data, s.C, s.N);
+    encode<E4m3, T>(d, codes, in, amaxes, Along::rows, Turned::no);
+    encode<E4m3, T>(d, turned, in, columns, Along::columns, Turned::yes);
+    units<E4m3>(d, a.make<float>(1, s.N), amaxes);
     unscale<E4m3, E4m3, T, T>(d, a.make<T>(s.N, s.C), a.make<float>(s.N, s.C), {amaxes, columns}, {}, Write::over);
 }
 
