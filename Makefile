@@ -19,7 +19,7 @@ BUILD      ?= build/$(if $(DEBUG),debug,$(notdir $(CXX)))$(if $(BARE),-bare)
 PROGRAM    ?= $(if $(filter build/g++,$(BUILD)),train_gpt,$(BUILD)/train_gpt)
 
 # Suites whose kernels also run thread for thread as fibers (-DBT_SIMT), and those that exist only there.
-SIMT_SUITES := device memory comm norm rope activation embed loss reduce adamw matmul attention quantize fp8
+SIMT_SUITES := device memory comm norm rope activation embed loss copy reduce adamw matmul attention quantize fp8
 SIMT_ONLY   := simt mma
 PROGRAMS    := cli resume commands blackbox processes#   suites that start the program
 TSAN_QUICK  := simt reduce norm#   what `make test` runs under ThreadSanitizer; `make tsan` runs them all

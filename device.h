@@ -18,6 +18,7 @@
 #include "device/cpu.h"
 #endif
 #include "device/block.h"
+#include "device/pack.h"
 #include "device/vector.h"
 #include "device/math.h"
 #include <exception>
@@ -62,6 +63,10 @@ struct Grid {
     // Blocks that own about per_block neighbouring items each; see block_span().
     static Grid spans(long n, long per_block = 4096, unsigned threads = 256, Where at = Where::current()) {
         return Grid((n + per_block - 1) / per_block, threads, 0, at);
+    }
+    // A block a row of C elements of T, which keeps so many rows; see keep().
+    template <class T> static Grid rows(long n, long C, long kept = 0, Where at = Where::current()) {
+        return Grid(n, row_threads<T>(C), kept_bytes<T>(C, kept), at);
     }
     // Counts the memory of these views as moved.
     template <class... Views> Grid moves(const Views&... views) const {

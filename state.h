@@ -170,7 +170,7 @@ public:
     void publish_all(Device& d) {
         publish([&](int u) {
             if (same || master_.empty()) return;
-            copy<T, R>(d, as_rows(weights_.owned(u)), View<const R>(as_rows(master_[size_t(u)].data)));
+            copy<T, R>(d, weights_.owned(u), View<const R>(master_[size_t(u)].data));
         });
     }
 private:

@@ -25,7 +25,7 @@ const std::vector<Kind> kinds = {
     {"norm", "#54a24b", {{"norm_forward", "each row to size one, times a weight"},
                          {"norm_backward_weight", "the gradient of its weight, in parts"},
                          {"norm_backward_input", "the gradient of its input"}, {"add_parts", "adds the parts up"},
-                         {"column_sums", "the gradient of a bias, in parts"}}},
+                         {"accumulate", "y = x, or y += x"}, {"column_sums", "the gradient of a bias, in parts"}}},
     {"activation", "#b279a2", {{"rope", "turns queries and keys by their positions"}, {"copy", "keeps or converts"},
                                {"residual", "adds the branch to the stream"}, {"activation_forward", "GELU or SwiGLU"},
                                {"activation_backward", "the gradient before GELU or SwiGLU"}}},

@@ -20,7 +20,7 @@ public:
         if (!narrow_) return start(comm_.gather(axis_, whole, part, p, at), {});
         packed(whole.count(), [&]<class W>(View<W> wire) {
             const View<W> mine = wire.col_range(comm_.mesh.at(axis_) * part.count(), part.count());
-            copy<W, T>(comm_.device, as_rows(mine), as_rows(part));
+            copy<W, T>(comm_.device, mine, part);
             start(comm_.gather(axis_, wire, View<const W>(mine), p, at), whole);
         });
     }
@@ -28,14 +28,14 @@ public:
         if (!narrow_) return start(comm_.scatter(axis_, data, p, at), {});
         const long part = data.count() / comm_.size(axis_);
         packed(data.count(), [&]<class W>(View<W> wire) {
-            copy<W, T>(comm_.device, as_rows(wire), as_rows(View<const T>(data)));
+            copy<W, T>(comm_.device, wire, View<const T>(data));
             start(comm_.scatter(axis_, wire, p, at), data.col_range(comm_.mesh.at(axis_) * part, part));
         });
     }
     void sum(View<T> data, Purpose p, Where at = Where::current()) {
         if (!narrow_) return start(comm_.sum(axis_, data, p, at), {});
         packed(data.count(), [&]<class W>(View<W> wire) {
-            copy<W, T>(comm_.device, as_rows(wire), as_rows(View<const T>(data)));
+            copy<W, T>(comm_.device, wire, View<const T>(data));
             start(comm_.sum(axis_, wire, p, at), data);
         });
     }
@@ -45,7 +45,7 @@ public:
         comm_.await(pending_);
         if (!unpacked_.empty()) packed(call.count, [&]<class W>(View<W> wire) {
             const long n = unpacked_.count(), first = n < wire.count() ? comm_.mesh.at(axis_) * n : 0;
-            copy<T, W>(comm_.device, as_rows(unpacked_), as_rows(View<const W>(wire.col_range(first, n))));
+            copy<T, W>(comm_.device, unpacked_, View<const W>(wire.col_range(first, n)));
         });
     }
     explicit operator bool() const { return bool(pending_); }   // something is under way

@@ -13,10 +13,10 @@
 
 namespace baretrain {
 
-// This block's contiguous piece of n items; its threads stride inside it.
+// This block's contiguous piece of n items, from a multiple of 16 on; its threads stride inside it.
 struct Span { long begin, end; };
 __device__ inline Span block_span(long n) {
-    const long each = (n + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each, end = begin + each;
+    const long each = ((n + gridDim.x - 1) / gridDim.x + 15) / 16 * 16, begin = blockIdx.x * each, end = begin + each;
     return {begin < n ? begin : n, end < n ? end : n};
 }
 

@@ -24,13 +24,11 @@ template <class R> __device__ __forceinline__ ValueSlope<R> silu_at(R x) {
 }
 
 template <class T> __global__ void gelu_forward_kernel(T* y, const T* x, long n) {
-    const auto [begin, end] = block_span(n);
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) y[i] = T(gelu_at(Real<T>(x[i])).value);
+    for_each_element(block_span(n), [](T& yi, T xi) { yi = T(gelu_at(Real<T>(xi)).value); }, out(y), x);
 }
 template <class T> __global__ void gelu_backward_kernel(T* dx, const T* dy, const T* x, long n) {
-    const auto [begin, end] = block_span(n);
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x)
-        dx[i] = T(Real<T>(dy[i]) * gelu_at(Real<T>(x[i])).slope);
+    const auto gradient = [](T& dxi, T dyi, T xi) { dxi = T(Real<T>(dyi) * gelu_at(Real<T>(xi)).slope); };
+    for_each_element(block_span(n), gradient, out(dx), dy, x);
 }
 
 // One block a row of F results.
@@ -38,24 +36,23 @@ template <class T> __global__ void swiglu_forward_kernel(T* y, const T* gate_up,
     using R = Real<T>;
     const T *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
     y += blockIdx.x * F;
-    for (long f = threadIdx.x; f < F; f += blockDim.x) y[f] = T(silu_at(R(gate[f])).value * R(up[f]));
+    for_each_element(F, [](T& yf, T gf, T uf) { yf = T(silu_at(R(gf)).value * R(uf)); }, out(y), gate, up);
 }
 template <class T> __global__ void swiglu_backward_kernel(T* dgate_up, const T* dy, const T* gate_up, long F) {
     using R = Real<T>;
     const T *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
     T *dgate = dgate_up + blockIdx.x * 2 * F, *dup = dgate + F;
     dy += blockIdx.x * F;
-    for (long f = threadIdx.x; f < F; f += blockDim.x) {
-        const auto [value, slope] = silu_at(R(gate[f]));
-        const R g = R(dy[f]), u = R(up[f]);
-        dgate[f] = T(g * u * slope);
-        dup[f] = T(g * value);
-    }
+    for_each_element(F, [](T& dgf, T& duf, T dyf, T gf, T uf) {
+        const auto [value, slope] = silu_at(R(gf));
+        const R g = R(dyf), u = R(uf);
+        dgf = T(g * u * slope);
+        duf = T(g * value);
+    }, out(dgate), out(dup), dy, gate, up);
 }
 
 template <class T> __global__ void residual_kernel(T* y, const T* a, const T* b, long n) {
-    const auto [begin, end] = block_span(n);
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) y[i] = T(Real<T>(a[i]) + Real<T>(b[i]));
+    for_each_element(block_span(n), [](T& yi, T ai, T bi) { yi = T(Real<T>(ai) + Real<T>(bi)); }, out(y), a, b);
 }
 
 // y: (N, F), overwritten. in: (N, F) for GELU, (N, 2F) for SwiGLU.
@@ -65,7 +62,7 @@ template <class T> void activation_forward(Device& d, View<T> y, View<const T> i
     if (in.cols == y.cols)
         launch(d, Grid::spans(y.count()).moves(y, in), gelu_forward_kernel<T>, y.data, in.data, y.count());
     else
-        launch(d, Grid(y.rows).moves(y, in), swiglu_forward_kernel<T>, y.data, in.data, y.cols);
+        launch(d, Grid::rows<T>(y.rows, y.cols).moves(y, in), swiglu_forward_kernel<T>, y.data, in.data, y.cols);
 }
 
 // din: like in, overwritten; it may be the memory of in.
@@ -77,7 +74,8 @@ template <class T> void activation_backward(Device& d, View<T> din, View<const T
         launch(d, Grid::spans(dy.count()).moves(din, dy, in), gelu_backward_kernel<T>, din.data, dy.data, in.data,
                dy.count());
     else
-        launch(d, Grid(dy.rows).moves(din, dy, in), swiglu_backward_kernel<T>, din.data, dy.data, in.data, dy.cols);
+        launch(d, Grid::rows<T>(dy.rows, dy.cols).moves(din, dy, in), swiglu_backward_kernel<T>, din.data, dy.data,
+               in.data, dy.cols);
 }
 
 // y = a + b, all (N, C); y may be a or b.

@@ -62,35 +62,37 @@ template <class T> struct AdamStep {
         : lr(R(s->lr) * a.lr_factor), decay(R(s->decay) * a.decay), scale(R(s->scale)), eps(R(s->eps)), b1(R(s->beta1)),
           b2(R(s->beta2)), unbias1(R(1 / s->correct1)), unbias2(R(1 / s->correct2)), n1(R(1 - s->beta1)),
           n2(R(1 - s->beta2)) {}                       // in double: 1 - 0.999f is wrong in the fifth digit
-    __device__ __forceinline__ AdamElement<R> at(const AdamSpan<T>& a, long i) const {
-        const R g = a.g[i] * scale, w = a.master ? a.master[i] : R(a.w[i]);
-        const R m = b1 * a.m[i] + n1 * g, v = b2 * a.v[i] + n2 * g * g;
+    __device__ __forceinline__ AdamElement<R> of(R w, R m_before, R v_before, R gradient) const {
+        const R g = gradient * scale, m = b1 * m_before + n1 * g, v = b2 * v_before + n2 * g * g;
         return {w, w - lr * (m * unbias1 / (sqrt(v * unbias2) + eps) + decay * w), m, v};
     }
-    // The weight as the model gets it.
-    __device__ T published(const AdamSpan<T>& a, const StepState* s, long i, R w) const {
-        if constexpr (std::is_same_v<T, bf16>)
-            if (!a.master)
-                return round_stochastically(w, philox(s->seed, Stream::round, s->step, a.first + uint64_t(i)).v[0]);
-        return T(w);
-    }
 };
+// The weight as the model gets it where it has no master. place: its global number.
+template <class T> __device__ T published(const StepState* s, uint64_t place, Real<T> w) {
+    if constexpr (!std::is_same_v<T, bf16>) return T(w);
+    else return round_stochastically(w, philox(s->seed, Stream::round, s->step, place).v[0]);
+}
 
 template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* s) {
+    using R = Real<T>;
     if (s->skip) return;
     const AdamStep<T> step(a, s);
-    const auto [begin, end] = block_span(a.n);
-    const auto update_all = [&](auto published) {
-        for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-            const AdamElement<Real<T>> e = step.at(a, i);
-            a.m[i] = e.m;
-            a.v[i] = e.v;
-            if (a.master) a.master[i] = e.w;
-            if constexpr (!std::is_same_v<T, Real<T>>) a.w[i] = published(i, e.w);
-        }
+    const Span here = block_span(a.n);
+    const auto update = [=](R& w, R& m, R& v, R g) {
+        const AdamElement<R> e = step.of(w, m, v, g);
+        w = e.w, m = e.m, v = e.v;
     };
-    if (a.master) update_all([](long, Real<T> w) { return T(w); });   // on its own: random numbers do not vectorise
-    else update_all([&](long i, Real<T> w) { return step.published(a, s, i, w); });
+    if constexpr (std::is_same_v<T, R>) for_each_element(here, update, a.master, a.m, a.v, a.g);
+    else if (a.master)                                 // on its own: random numbers do not vectorise
+        for_each_element(here, [=](T& w, R& master, R& m, R& v, R g) {
+            update(master, m, v, g);
+            w = T(master);
+        }, out(a.w), a.master, a.m, a.v, a.g);
+    else for_each_element(here, [=](T& w, R& m, R& v, R g, uint64_t place) {
+        R exact = R(w);
+        update(exact, m, v, g);
+        w = published<T>(s, place, exact);
+    }, a.w, a.m, a.v, a.g, Places{a.first});
 }
 
 // Sums of squares of what the step is about to make of a span: weight, gradient before clipping, change of the weight,
@@ -101,22 +103,23 @@ template <class T> __global__ void adamw_square_parts_kernel(double* parts, Adam
     const AdamStep<T> step(a, s);
     const long begin = blockIdx.x * square_span, end = begin + square_span < a.n ? begin + square_span : a.n;
     double w = 0, g = 0, change = 0, m = 0, v = 0;
-    const auto add_all = [&](auto element) {
-        for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-            const AdamElement<R> e = element(i);
+    const auto add_all = [&](auto element, const auto* before) {
+        for_each_element(Span{begin, end}, [&](auto wi, R mi, R vi, R gi, uint64_t place) {
+            const AdamElement<R> e = element(R(wi), mi, vi, gi, place);
             const double after = double(e.w), moved = after - double(e.before);
-            w += after * after, change += moved * moved, g += double(a.g[i]) * double(a.g[i]);
+            w += after * after, change += moved * moved, g += double(gi) * double(gi);
             m += double(e.m) * double(e.m), v += double(e.v) * double(e.v);
-        }
+        }, before, static_cast<const R*>(a.m), static_cast<const R*>(a.v), a.g, Places{a.first});
     };
-    if (s->skip) add_all([&](long i) {
-        const R same = a.master ? a.master[i] : R(a.w[i]);
-        return AdamElement<R>{same, same, a.m[i], a.v[i]};
-    });
-    else if (a.master) add_all([&](long i) { return step.at(a, i); });
-    else add_all([&](long i) {
-        const AdamElement<R> e = step.at(a, i);
-        return AdamElement<R>{e.before, R(step.published(a, s, i, e.w)), e.m, e.v};
+    const auto add_of_weights = [&](auto element) {
+        if (a.master) add_all(element, static_cast<const R*>(a.master));
+        else add_all(element, static_cast<const T*>(a.w));
+    };
+    const bool exact = a.master || std::is_same_v<T, R>;
+    if (s->skip) add_of_weights([](R w, R m, R v, R, uint64_t) { return AdamElement<R>{w, w, m, v}; });
+    else add_of_weights([=](R w, R m, R v, R g, uint64_t place) {
+        const AdamElement<R> e = step.of(w, m, v, g);
+        return AdamElement<R>{w, exact ? e.w : R(published<T>(s, place, e.w)), e.m, e.v};
     });
     const double sums[] = {block_sum(w), block_sum(g), block_sum(change), block_sum(m), block_sum(v)};
     if (threadIdx.x == 0)

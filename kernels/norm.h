@@ -3,8 +3,9 @@
 //   RMSNorm    y = x * rstd * w                  rstd = 1 / sqrt(mean(x^2) + eps)
 //   LayerNorm  y = (x - mean) * rstd * w + b     rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 // A norm without a bias is an RMSNorm. N rows (tokens), C columns (channels); a row may hold several groups of C, each
-// normalised on its own (norms of q and k). Statistics are Real<T>: float, or double for double. Weight gradients go in
-// two ordered stages: parts of 32 rows, then the parts; no atomics, the same bits every time.
+// normalised on its own (norms of q and k). Statistics are Real<T>: float, or double for double. A row is read from
+// memory once, though its elements are needed two or three times. Weight gradients go in two ordered stages: parts of
+// 32 rows, then the parts; no atomics, the same bits every time.
 #pragma once
 #include "kernels/reduce.h"
 
@@ -28,20 +29,20 @@ __global__ void norm_forward_kernel(View<T> all_y, Real<T>* stats, View<const T>
     using R = Real<T>;
     const long C = n.w.cols;
     T* const y = norm_row(all_y, blockIdx.x, C);
-    const T *const x = norm_row(all_x, blockIdx.x, C), *const w = n.w.data, *const b = n.b.data;
+    const T *const x = keep(norm_row(all_x, blockIdx.x, C), C), *const w = n.w.data, *const b = n.b.data;
     stats += blockIdx.x * 2;
     R mean = 0, squares = 0;
     if (b) {
         const R first = R(x[0]);                       // around it, a large mean costs no digits
-        for (long c = threadIdx.x; c < C; c += blockDim.x) mean += R(x[c]) - first;
+        for_each_element(C, [&](T xc) { mean += R(xc) - first; }, x);
         mean = first + block_sum(mean) / R(C);
     }
-    for (long c = threadIdx.x; c < C; c += blockDim.x) squares += (R(x[c]) - mean) * (R(x[c]) - mean);
+    for_each_element(C, [&](T xc) { squares += (R(xc) - mean) * (R(xc) - mean); }, x);
     const R rstd = R(1) / sqrt(block_sum(squares) / R(C) + n.eps);
-    if (b)
-        for (long c = threadIdx.x; c < C; c += blockDim.x) y[c] = T((R(x[c]) - mean) * rstd * R(w[c]) + R(b[c]));
-    else
-        for (long c = threadIdx.x; c < C; c += blockDim.x) y[c] = T(R(x[c]) * rstd * R(w[c]));
+    if (b) for_each_element(C, [=](T& yc, T xc, T wc, T bc) {
+        yc = T((R(xc) - mean) * rstd * R(wc) + R(bc));
+    }, out(y), x, w, b);
+    else for_each_element(C, [=](T& yc, T xc, T wc) { yc = T(R(xc) * rstd * R(wc)); }, out(y), x, w);
     if (threadIdx.x == 0) stats[0] = mean, stats[1] = rstd;
 }
 
@@ -60,20 +61,21 @@ __global__ void norm_backward_kernel(NormInputGrad<T> to, View<const T> all_dy, 
     using R = Real<T>;
     const long C = n.w.cols;
     T* const dx = norm_row(to.dx, blockIdx.x, C);
-    const T *const dy = norm_row(all_dy, blockIdx.x, C), *const x = norm_row(all_x, blockIdx.x, C);
+    const T *const dy = keep(norm_row(all_dy, blockIdx.x, C), C), *const x = keep(norm_row(all_x, blockIdx.x, C), C, 1);
     const T* const w = n.w.data;
     const R mean = stats[blockIdx.x * 2], rstd = stats[blockIdx.x * 2 + 1];
     R dot = 0, sum = 0;
-    for (long c = threadIdx.x; c < C; c += blockDim.x) {
-        const R g = R(w[c]) * R(dy[c]);
-        dot += g * (R(x[c]) - mean) * rstd;
+    for_each_element(C, [&](T wc, T dyc, T xc) {
+        const R g = R(wc) * R(dyc);
+        dot += g * (R(xc) - mean) * rstd;
         sum += g;
-    }
+    }, w, dy, x);
     dot = block_sum(dot) / R(C);
     sum = n.b.data ? block_sum(sum) / R(C) : R(0);
-    const bool add = to.write == Write::add;
-    for (long c = threadIdx.x; c < C; c += blockDim.x)
-        dx[c] = T((add ? R(dx[c]) : R(0)) + rstd * (R(w[c]) * R(dy[c]) - (R(x[c]) - mean) * rstd * dot - sum));
+    const auto slope = [=](T wc, T dyc, T xc) { return rstd * (R(wc) * R(dyc) - (R(xc) - mean) * rstd * dot - sum); };
+    if (to.write == Write::add)
+        for_each_element(C, [=](T& dxc, T wc, T dyc, T xc) { dxc = T(R(dxc) + slope(wc, dyc, xc)); }, dx, w, dy, x);
+    else for_each_element(C, [=](T& dxc, T wc, T dyc, T xc) { dxc = T(slope(wc, dyc, xc)); }, out(dx), w, dy, x);
 }
 
 // First stage: part p of dw (and db) sums dy * xhat (and dy) over its rows, in row order. dw and db: (P, C) each.
@@ -84,15 +86,17 @@ __global__ void norm_weight_parts_kernel(View<Real<T>> dw_parts, View<Real<T>> d
     const long C = dw_parts.cols, N = x.rows * (x.cols / C);
     const long first = blockIdx.x * column_sum_rows, next = first + column_sum_rows, end = next < N ? next : N;
     R *const dw = dw_parts.data + blockIdx.x * C, *const db = db_parts.data + blockIdx.x * C;
-    for (long c = threadIdx.x; c < C; c += blockDim.x) dw[c] = 0, db[c] = 0;
-    for (long n = first; n < end; ++n) {
-        const R mean = stats[n * 2], rstd = stats[n * 2 + 1];
-        const T *const xn = norm_row(x, n, C), *const dyn = norm_row(dy, n, C);
-        for (long c = threadIdx.x; c < C; c += blockDim.x) {
-            dw[c] += R(dyn[c]) * (R(xn[c]) - mean) * rstd;
-            db[c] += R(dyn[c]);
+    constexpr long width = pack_width<const T*>;
+    const bool packed = in_packs(x.data, x.stride) && in_packs(dy.data, dy.stride) && C % width == 0;
+    sum_columns<width>({dw, db}, C, packed, [=](auto&& add) {
+        for (long n = first; n < end; ++n) {
+            const R mean = stats[n * 2], rstd = stats[n * 2 + 1];
+            add([=](R& dwc, R& dbc, T dyc, T xc) {
+                dwc += R(dyc) * (R(xc) - mean) * rstd;
+                dbc += R(dyc);
+            }, norm_row(dy, n, C), norm_row(x, n, C));
         }
-    }
+    });
 }
 
 template <class T> long norm_rows(View<const T> x, const NormWeights<T>& n) {
@@ -105,7 +109,8 @@ template <class T>
 void norm_forward(Device& d, View<T> y, View<Real<T>> stats, View<const T> x, const NormWeights<T>& n) {
     require_equal(y.cols, x.cols, "norm: columns of y and x");
     require_equal(stats.count(), 2 * norm_rows(x, n), "norm: two statistics a row");
-    launch(d, Grid(norm_rows(x, n)).moves(y, stats, x), norm_forward_kernel<T>, y, stats.data, x, n);
+    const Grid grid = Grid::rows<T>(norm_rows(x, n), n.w.cols, 1).moves(y, stats, x);
+    launch(d, grid, norm_forward_kernel<T>, y, stats.data, x, n);
 }
 
 // dx, dy, x: (N, G*C).
@@ -114,7 +119,8 @@ void norm_backward_input(Device& d, NormInputGrad<T> dx, View<const T> dy, View<
                          const NormWeights<T>& n) {
     require_equal(dx.dx.cols, x.cols, "norm: columns of dx and x");
     require_equal(dy.cols, x.cols, "norm: columns of dy and x");
-    launch(d, Grid(norm_rows(x, n)).moves(dx.dx, dy, x, stats), norm_backward_kernel<T>, dx, dy, x, stats.data, n);
+    const Grid grid = Grid::rows<T>(norm_rows(x, n), n.w.cols, 2).moves(dx.dx, dy, x, stats);
+    launch(d, grid, norm_backward_kernel<T>, dx, dy, x, stats.data, n);
 }
 
 template <class T> struct NormGrads {
@@ -129,7 +135,8 @@ void norm_backward_weight(Device& d, const NormGrads<T>& g, View<const T> dy, Vi
     const long P = parts.rows / 2;
     require_equal(P, column_sum_parts(x.rows * (x.cols / g.w.cols)), "norm: scratch for the parts");
     const View<Real<T>> dw = parts.row_range(0, P), db = parts.row_range(P, P);
-    launch(d, Grid(P).moves(dy, x, stats, parts), norm_weight_parts_kernel<T>, dw, db, dy, x, stats.data);
+    const Grid grid = Grid::rows<T>(P, g.w.cols).moves(dy, x, stats, parts);
+    launch(d, grid, norm_weight_parts_kernel<T>, dw, db, dy, x, stats.data);
     add_parts(d, g.w, View<const Real<T>>(dw), g.write);
     if (!g.b.empty()) add_parts(d, g.b, View<const Real<T>>(db), g.write);
 }

@@ -12,30 +12,53 @@ inline long square_parts(long n) { return (n + square_span - 1) / square_span; }
 
 template <class T> __global__ void column_sum_parts_kernel(Real<T>* parts, const T* x, long N, long C, long stride) {
     const long first = blockIdx.x * column_sum_rows, end = first + column_sum_rows < N ? first + column_sum_rows : N;
-    parts += blockIdx.x * C;
-    for (long c = threadIdx.x; c < C; c += blockDim.x) parts[c] = Real<T>(x[first * stride + c]);
-    for (long n = first + 1; n < end; ++n)
-        for (long c = threadIdx.x; c < C; c += blockDim.x) parts[c] += Real<T>(x[n * stride + c]);
+    constexpr long width = pack_width<const T*>;
+    sum_columns<width>({parts + blockIdx.x * C}, C, in_packs(x, stride) && C % width == 0, [=](auto&& add) {
+        for (long n = first; n < end; ++n) add([](Real<T>& sum, T xc) { sum += Real<T>(xc); }, x + n * stride);
+    });
 }
 
-// Second stage of every column sum: sum = or += the P parts (P, C), in order.
+// Second stage of every column sum: sum = or += the P parts (P, C): each 32nd part, then these 32 sums, in order. A
+// block has as few columns as a GPU fetches at once.
+inline constexpr long part_lanes = 32, part_columns = max_threads > 1 ? 8 : 64;
 template <class R> __global__ void add_parts_kernel(R* sum, const R* parts, long P, long C, Write write) {
-    const auto [begin, end] = block_span(C);
-    for (long c = begin + threadIdx.x; c < end; c += blockDim.x) sum[c] = write == Write::add ? sum[c] : R(0);
-    for (long p = 0; p < P; ++p)
-        for (long c = begin + threadIdx.x; c < end; c += blockDim.x) sum[c] += parts[p * C + c];
+    constexpr unsigned across = max_threads > 1 ? part_columns : 1;   // threads beside each other
+    const long first = blockIdx.x * part_columns, here = part_columns < C - first ? part_columns : C - first;
+    const long lanes = P < part_lanes ? P : part_lanes;
+    __shared__ R sums[part_lanes][part_columns];
+    sum += first, parts += first;
+    for (long l = threadIdx.x / across; l < part_lanes; l += blockDim.x / across) {
+        const bool add = l == 0 && write == Write::add;
+        for (long c = threadIdx.x % across; c < here; c += across) sums[l][c] = add ? sum[c] : R(0);
+        for (long p = l; p < P; p += part_lanes)
+            for (long c = threadIdx.x % across; c < here; c += across) sums[l][c] += parts[p * C + c];
+    }
+    __syncthreads();
+    for (long l = 1; l < lanes; ++l)
+        for (long c = threadIdx.x; c < here; c += blockDim.x) sums[0][c] += sums[l][c];
+    for (long c = threadIdx.x; c < here; c += blockDim.x) sum[c] = sums[0][c];
 }
 template <class R> void add_parts(Device& d, View<R> sum, View<const R> parts, Write write) {
     require_equal(sum.count(), parts.cols, "add_parts: columns of sum and parts");
-    const Grid grid = Grid::spans(parts.cols, 64, 64).moves(sum, parts);
+    const Grid grid = Grid((parts.cols + part_columns - 1) / part_columns).moves(sum, parts);
     launch(d, grid, add_parts_kernel<R>, sum.data, parts.data, parts.rows, parts.cols, write);
+}
+
+// y = or += x, (1, n) each.
+template <class R> __global__ void accumulate_kernel(R* y, const R* x, long n, Write write) {
+    if (write == Write::add) for_each_element(block_span(n), [](R& yi, R xi) { yi += xi; }, y, x);
+    else for_each_element(block_span(n), [](R& yi, R xi) { yi = xi; }, out(y), x);
+}
+template <class R> void accumulate(Device& d, View<R> y, View<const R> x, Write write) {
+    require_equal(y.count(), x.count(), "accumulate: sizes of y and x");
+    launch(d, Grid::spans(x.count()).moves(y, x), accumulate_kernel<R>, y.data, x.data, x.count(), write);
 }
 
 // One block a span; squares of floats are added in float within a span of 16,384 and in double between spans.
 template <class R> __global__ void square_parts_kernel(double* parts, const R* x, long n) {
     const long begin = blockIdx.x * square_span, end = begin + square_span < n ? begin + square_span : n;
     R sum = 0;
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) sum += x[i] * x[i];
+    for_each_element(Span{begin, end}, [&](R v) { sum += v * v; }, x);
     sum = block_sum(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = double(sum);
 }
@@ -46,16 +69,12 @@ template <class T> __global__ void magnitude_parts_kernel(double* parts, const T
     using R = Real<T>;
     const long begin = blockIdx.x * square_span, end = begin + square_span < n ? begin + square_span : n;
     double squares = 0, zeros = 0;
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const double v = double(R(x[i]));
+    for_each_element(Span{begin, end}, [&](T xi) {
+        const double v = double(R(xi));
         squares += v * v, zeros += v == 0 ? 1 : 0;
-    }
-    R top = 0;
-    BT_VECTOR_MAX(top)
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const R v = R(x[i]) < 0 ? -R(x[i]) : R(x[i]);
-        top = v > top ? v : top;                       // a NaN shows in the squares
-    }
+    }, x);
+    const auto size = [](T xi) { return R(xi) < 0 ? -R(xi) : R(xi); };
+    R top = largest(R(0), Span{begin, end}, size, x);   // a NaN shows in the squares
     squares = block_sum(squares), zeros = block_sum(zeros), top = block_max(top);
     if (threadIdx.x) return;
     double* const part = parts + blockIdx.x * magnitudes;
@@ -87,8 +106,8 @@ template <class T> void add_magnitudes(Device& d, View<double> total, View<const
 template <class T>
 void column_sums(Device& d, View<Real<T>> sum, View<const T> x, View<Real<T>> parts, Write write) {
     require_equal(parts.rows, column_sum_parts(x.rows), "column_sums: scratch for the parts");
-    launch(d, Grid(parts.rows).moves(parts, x), column_sum_parts_kernel<T>, parts.data, x.data, x.rows, x.cols,
-           x.stride);
+    const Grid grid = Grid::rows<T>(parts.rows, x.cols).moves(parts, x);
+    launch(d, grid, column_sum_parts_kernel<T>, parts.data, x.data, x.rows, x.cols, x.stride);
     add_parts(d, sum, View<const Real<T>>(parts), write);
 }
 

@@ -55,7 +55,7 @@ TEST_CASE_TEMPLATE("GELU and its gradient equal the tanh formula", T, float, bf1
 }
 
 TEST_CASE_TEMPLATE("SwiGLU and its gradients equal the formula; gate is the left half", T, float, bf16, double) {
-    struct { long N, F; double scale; } const sizes[] = {{7, 33, 6}, {1, 1, 1}, {3, 300, 0.1}};
+    struct { long N, F; double scale; } const sizes[] = {{7, 33, 6}, {1, 1, 1}, {3, 300, 0.1}, {5, 72, 3}};
     for (const auto& [N, F, scale] : sizes)
         for_each_block_size([&, N = N, F = F, scale = scale](Device& d) {
             CAPTURE(N); CAPTURE(F);

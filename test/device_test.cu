@@ -46,6 +46,22 @@ __global__ void reverse_rows_kernel(float* y, const float* x, long C) {
     for (long c = threadIdx.x; c < C; c += blockDim.x) y[blockIdx.x * C + c] = s[C - 1 - c];
 }
 
+// y = 2 x + y, and who did it, element by element of types of different sizes.
+__global__ void pack_kernel(double* y, const float* x, int* who, const bf16* small, Span s, uint64_t first) {
+    for_each_element(s, [](double& yi, float xi, int& w, bf16 b, uint64_t place) {
+        yi += 2 * double(xi) + 1000 * double(float(b)) + 1e6 * double(place), w = int(threadIdx.x);
+    }, y, x, out(who), small, Places{first});
+}
+__global__ void largest_kernel(float* y, const float* x, Span s) {
+    const float most = block_max(largest(-1.f, s, [](float v) { return v < 0 ? -v : v; }, x));
+    if (threadIdx.x == 0) *y = most;
+}
+// Row by row, backwards by columns: each thread reads what others brought.
+__global__ void keep_kernel(float* y, const float* x, long C) {
+    const float *const a = keep(x, C), *const b = keep(x + C, C, 1);
+    for (long c = threadIdx.x; c < C; c += blockDim.x) y[c] = a[C - 1 - c] - b[C - 1 - c];
+}
+
 using Elementwise = void (*)(float*, const float*, long);
 Numbers map(Elementwise kernel, const Numbers& x) {
     const long n = long(x.size());
@@ -117,6 +133,62 @@ TEST_SUITE("device") {
             }
     }
 
+    TEST_CASE("a span is gone through once whatever its ends and the addresses of its rows, in packs where all allow it") {
+        for_each_block_size([](Device& d) {
+            for (long begin : {0, 1, 8, 15, 16})
+                for (long n : {0, 1, 7, 8, 9, 33, 600})
+                    for (long askew : {0, 1, 4, 8}) {
+                        CAPTURE(begin); CAPTURE(n); CAPTURE(askew);
+                        const long all = begin + n + 5;
+                        const Numbers x = noise<float>(all, 1), before = noise<double>(all, 2);
+                        Numbers small(size_t(all) + size_t(askew), 0), want = before;
+                        for (long i = 0; i < all; ++i) small[size_t(i + askew)] = double(i % 7);
+                        for (long i = begin; i < begin + n; ++i)
+                            want[size_t(i)] += 2 * x[size_t(i)] + 1000 * double(i % 7) + 1e6 * double(3 + i);
+                        const Tensor<float> tx(1, all, x);
+                        const Tensor<bf16> ts(1, all + askew, small);
+                        Tensor<double> y(1, all, before);
+                        Tensor<int> who(1, all, Numbers(size_t(all), -1));
+                        launch(d, Grid(1), pack_kernel, y.v.data, tx.v.data, who.v.data, ts.v.data + askew,
+                               Span{begin, begin + n}, uint64_t(3));
+                        CHECK(relative_error(want, y.get()) <= 1e-12);
+                        const bool packed = max_threads > 1 && begin % 8 == 0 && askew % 8 == 0;
+                        const long width = packed ? 8 : 1, last = packed ? n / 8 * 8 : n;
+                        for (long i = 0; i < all; ++i)
+                            CHECK(who.get()[size_t(i)] == (i < begin || i >= begin + n ? -1
+                                                           : i - begin < last ? double((i - begin) / width % d.threads)
+                                                                              : double((i - begin - last) % d.threads)));
+                        y.check_guard(), who.check_guard();
+                    }
+        });
+    }
+    TEST_CASE("the largest of a span is found wherever it lies, and a NaN is not") {
+        for_each_block_size([](Device& d) {
+            for (long at : {3, 4, 17, 36, 39}) {
+                Numbers x = noise<float>(41, 1);
+                x[size_t(at)] = -7, x[2] = 9, x[40] = 9, x[20] = NAN;   // the nines lie outside
+                const Tensor<float> tx(1, 41, x);
+                Tensor<float> y(1, 1);
+                launch(d, Grid(1), largest_kernel, y.v.data, tx.v.data, Span{3, 40});
+                CHECK(y.get() == Numbers{7});
+                launch(d, Grid(1), largest_kernel, y.v.data, tx.v.data, Span{0, 0});
+                CHECK(y.get() == Numbers{-1});
+            }
+        });
+    }
+    TEST_CASE("rows that are kept are whole for every thread") {
+        for_each_block_size([](Device& d) {
+            for (long C : {1, 33, 300}) {
+                const Numbers x = noise<float>(2 * C, 1);
+                const Tensor<float> tx(2, C, x);
+                Tensor<float> y(1, C);
+                launch(d, Grid::rows<float>(1, C, 2), keep_kernel, y.v.data, tx.v.data, C);
+                Numbers want;
+                for (long c = C - 1; c >= 0; --c) want.push_back(double(float(x[size_t(c)]) - float(x[size_t(c + C)])));
+                CHECK(y.get() == want);
+            }
+        });
+    }
     TEST_CASE_TEMPLATE("block_sum and block_max give every thread the sum and the maximum", V, float, double) {
         const long N = 3, C = 1100;
         Numbers x = noise<float>(N * C, 1);

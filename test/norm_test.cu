@@ -53,7 +53,8 @@ Numbers sum(Numbers a, const Numbers& b) {
 TEST_SUITE("norm") {
 
 TEST_CASE_TEMPLATE("forward, statistics and dx equal the fp64 loop; dx is added to", T, float, bf16, double) {
-    struct { long N, C; double eps; } const sizes[] = {{7, 33, 1e-5}, {1, 300, 1e-5}, {3, 1, 0.5}, {2, 64, 0.25}};
+    struct { long N, C; double eps; } const sizes[] = {
+        {7, 33, 1e-5}, {1, 300, 1e-5}, {3, 1, 0.5}, {2, 64, 0.25}, {2, 2056, 1e-5}};
     for (const Kind kind : both_kinds)
         for (const auto [N, C, eps] : sizes)
             for_each_block_size([&, N = N, C = C, eps = eps](Device& d) {
@@ -77,7 +78,7 @@ TEST_CASE_TEMPLATE("weight gradients equal the fp64 loop on both sides of a part
     using R = Real<T>;
     for (const Kind kind : both_kinds)
         for (const long N : {1, 7, 31, 32, 33, 65})
-            for (const long C : {33, 300})
+            for (const long C : {33, 300, 72})
                 for_each_block_size([&](Device& d) {
                     CAPTURE(N); CAPTURE(C); CAPTURE(kind == Kind::layernorm);
                     const Numbers x = noise<T>(N * C, 1), w = noise<T>(C, 2), dy = noise<T>(N * C, 4);
@@ -101,12 +102,14 @@ TEST_CASE_TEMPLATE("weight gradients equal the fp64 loop on both sides of a part
 // Three heads a row, with gaps behind the rows: as if each head were a row of its own; dx takes the place of dy.
 TEST_CASE_TEMPLATE("the heads of a row are normalised on their own, in place, and share the weights", T, float, bf16, double) {
     using R = Real<T>;
-    const long N = 13, H = 3, D = 12;
-    for_each_block_size([&](Device& d) {
+    struct { long D, gap_x, gap_y, gap_dx; } const sizes[] = {{12, 5, 7, 2}, {16, 8, 0, 24}, {16, 8, 3, 0}};
+    for (const auto& [width, gap_x, gap_y, gap_dx] : sizes) for_each_block_size([&, D = width, gap_x = gap_x, gap_y = gap_y, gap_dx = gap_dx](Device& d) {
+        const long N = 13, H = 3;
+        CAPTURE(D); CAPTURE(gap_x);
         const Numbers x = noise<T>(N * H * D, 1), w = noise<T>(D, 2), dy = noise<T>(N * H * D, 4);
         const Truth truth = norm_truth(Kind::rmsnorm, x, w, w, dy, 1e-5);
-        const Tensor<T> tx(N, H * D, x, H * D + 5), tw(1, D, w);
-        Tensor<T> y(N, H * D, x, H * D + 7), dx(N, H * D, dy, H * D + 2);
+        const Tensor<T> tx(N, H * D, x, H * D + gap_x), tw(1, D, w);
+        Tensor<T> y(N, H * D, x, H * D + gap_y), dx(N, H * D, dy, H * D + gap_dx);
         Tensor<R> stats(N, 2 * H), dw(1, D), parts(2 * column_sum_parts(N * H), D);
         const NormWeights<T> n{tw.in(), {}, R(1e-5)};
         norm_forward<T>(d, y, stats, y.in(), n);

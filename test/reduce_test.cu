@@ -22,24 +22,25 @@ TEST_SUITE("reduce") {
 
 TEST_CASE_TEMPLATE("column sums equal the fp64 loop, over and added, around 32 rows", T, float, bf16, double) {
     using R = Real<T>;
-    for (const long N : {1, 7, 31, 32, 33, 64, 65})
-        for (const long C : {1, 33, 300})
-            for_each_block_size([&](Device& d) {
-                CAPTURE(N); CAPTURE(C);
-                const long stride = C + 5, P = column_sum_parts(N);
-                const Numbers x = noise<T>(N * C, 1), before = noise<R>(C, 2);
-                Numbers want(size_t(C), 0), added = before;
-                for (size_t i = 0; i < x.size(); ++i) want[i % size_t(C)] += x[i], added[i % size_t(C)] += x[i];
-                Numbers wide(size_t(N * stride), 1000);               // a column too many would show
-                for (long i = 0; i < N * C; ++i) wide[size_t(i / C * stride + i % C)] = x[size_t(i)];
-                const Tensor<T> tx(N, stride, wide);
-                Tensor<R> sum(1, C, before), parts(P, C, noise<R>(P * C, 3));
-                column_sums<T>(d, sum, tx.in().col_range(0, C), parts, Write::add);
-                CHECK(relative_error(added, sum.get()) <= tolerance<R>());
-                column_sums<T>(d, sum, tx.in().col_range(0, C), parts, Write::over);
-                CHECK(relative_error(want, sum.get()) <= tolerance<R>());
-                sum.check_guard(), parts.check_guard();
-            });
+    struct { long N, C, gap; } sizes[] = {{1, 1, 5}, {7, 33, 5}, {31, 300, 5}, {32, 32, 8}, {33, 300, 4}, {33, 1, 0},
+                                          {64, 33, 5}, {65, 300, 0}, {65, 24, 1}, {1057, 9, 7}, {1057, 16, 0}, {2049, 8, 8}};
+    for (const auto& [N, C, gap] : sizes)              // 1024 rows are 32 parts; 16 bytes are 2, 4 or 8 columns
+        for_each_block_size([&, N = N, C = C, gap = gap](Device& d) {
+            CAPTURE(N); CAPTURE(C); CAPTURE(gap);
+            const long stride = C + gap, P = column_sum_parts(N);
+            const Numbers x = noise<T>(N * C, 1), before = noise<R>(C, 2);
+            Numbers want(size_t(C), 0), added = before;
+            for (size_t i = 0; i < x.size(); ++i) want[i % size_t(C)] += x[i], added[i % size_t(C)] += x[i];
+            Numbers wide(size_t(N * stride), 1000);               // a column too many would show
+            for (long i = 0; i < N * C; ++i) wide[size_t(i / C * stride + i % C)] = x[size_t(i)];
+            const Tensor<T> tx(N, stride, wide);
+            Tensor<R> sum(1, C, before), parts(P, C, noise<R>(P * C, 3));
+            column_sums<T>(d, sum, tx.in().col_range(0, C), parts, Write::add);
+            CHECK(relative_error(added, sum.get()) <= tolerance<R>());
+            column_sums<T>(d, sum, tx.in().col_range(0, C), parts, Write::over);
+            CHECK(relative_error(want, sum.get()) <= tolerance<R>());
+            sum.check_guard(), parts.check_guard();
+        });
 }
 
 // A bf16 sum stops at 256: what accumulates is Real<T>, float.
@@ -174,6 +175,21 @@ TEST_CASE_TEMPLATE("a NaN anywhere makes the largest magnitude NaN, an infinity 
             x[size_t(place)] = 0;
             add_magnitudes<T>(d, total, Tensor<T>(1, 20000, x).in(), parts);
             CHECK(std::isnan(total.get()[2]));         // it stays
+        });
+}
+
+TEST_CASE_TEMPLATE("y = x and y += x, element by element, and no guard is touched", R, float, double) {
+    for (const long n : {1, 33, 4096, 4099})
+        for_each_block_size([&](Device& d) {
+            const Numbers left = noise<R>(n, 1), right = noise<R>(n, 2);
+            Numbers want;
+            for (size_t i = 0; i < left.size(); ++i) want.push_back(double(R(left[i]) + R(right[i])));
+            Tensor<R> y(1, n, left);
+            accumulate<R>(d, y, Tensor<R>(1, n, right).in(), Write::add);
+            CHECK(y.get() == want);
+            accumulate<R>(d, y, Tensor<R>(1, n, right).in(), Write::over);
+            CHECK(y.get() == right);
+            y.check_guard();
         });
 }
 
