@@ -346,7 +346,8 @@ kernel-report kernel-report-check: $(REPORT)/report $(if $(NVCC),$(REPORT_FOR:%=
 $(REPORT)/report: $(REPORT)/cases.o $(REPORT)/known.o $(REPORT)/traffic.o $(REPORT)/report.o
 	@$(CXX) $^ -o $@ -rdynamic -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset -ldl -pthread
 $(REPORT)/%.o: dev/kernel_report/%.cu $(BUILD)/flags
-	$(call COMPILE,$(BASE) -O1 -g1 -fsanitize=thread -DBT_SIMT -DBT_COUNTED,$(CXX)) -x c++ $< -o $@
+	$(call COMPILE,$(BASE) -O1 -g1 -fsanitize=thread -DBT_SIMT -DBT_COUNTED $(if \
+	    $(filter clang apple,$(COMPILER)),-mllvm -tsan-instrument-read-before-write),$(CXX)) -x c++ $< -o $@
 $(REPORT)/%.o: dev/kernel_report/%.cpp $(BUILD)/flags | need-program
 	$(call COMPILE,$(BASE) -O1,$(CXX)) $< -o $@
 $(REPORT)/%/ptxas.log: dev/kernel_report/cases.cu

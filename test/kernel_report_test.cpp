@@ -24,7 +24,8 @@ Contracts contracts_of(const std::string& source) {
 const std::string plain = "template <class T> __global__ void one_kernel(T* y) {\n";
 
 // The one complaint about a row and its source; "" if there is none.
-std::string complaint(const Row& row, const std::string& source, const Compiled& compiled = {}) {
+std::string complaint(const Row& row, const std::string& source,
+                      const Compiled& compiled = {.widest_load = 16, .widest_store = 16}) {
     const auto all = complaints({row}, contracts_of(source), {{"90a", {{"one_kernel<bf16>", compiled}}}});
     CHECK(all.size() <= 1);
     return all.empty() ? "" : all[0];
@@ -79,6 +80,10 @@ TEST_CASE("a few bytes more are nothing to argue") {
 
 TEST_CASE("what nobody may argue away") {
     Row r = good();
+    const Compiled wide{.widest_load = 16, .widest_store = 16};
+    CHECK(complaint(r, plain, wide) == "");
+    CHECK(has(complaint(r, plain, {.widest_load = 8, .widest_store = 16}), "more than one instruction"));
+    CHECK(has(complaint(r, plain, {.widest_load = 16, .widest_store = 4}), "more than one instruction"));
     CHECK(has(complaint(r, plain, {.spilled = 8}), "8 bytes spilled (sm_90a)"));
     CHECK(has(complaint(r, "int x;\n"), "is in no header that was read"));
     r.counted.needs = 0;
@@ -107,9 +112,11 @@ TEST_CASE("what ptxas and PTX say is read") {
     std::istringstream ptx(
         ".visible .entry _ZN9baretrain12adamw_kernelINS_4bf16EEEvNS_8AdamSpanIT_EE(\n"
         "    ld.global.u16 %r1, [%rd1];\n    ld.global.nc.v4.f32 {%f1, %f2, %f3, %f4}, [%rd2];\n    st.global.v2.u32 [%rd3], {%r1, %r2};\n"
-        "    ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r9];\n");
+        "    ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r9];\n"
+        ".visible .entry _ZN9baretrain11copy_kernelEv(\n    cp.async.cg.shared.global [%r1], [%rd1], 16, %r2;\n");
     read_ptx(k, ptx);
-    REQUIRE(k.size() == 1);
+    REQUIRE(k.size() == 2);
+    CHECK(k.at("copy_kernel").widest_load == 16);
     const Compiled& c = k.at("adamw_kernel<bf16>");
     CHECK(c.registers == 34);
     CHECK(c.shared == 256);

@@ -84,7 +84,8 @@ inline void read_ptxas(Kernels& kernels, std::istream& in) {
 // PTX: ld.global.v4.u32 is an access of 16 bytes.
 inline void read_ptx(Kernels& kernels, std::istream& in) {
     static const std::regex entry("\\.entry (\\w+)\\("),
-        access("\\b(ld|st)\\.global(?:\\.\\w+)*?(?:\\.v([248]))?\\.[bufs](8|16|32|64|128)\\s");
+        access("\\b(ld|st)\\.global(?:\\.\\w+)*?(?:\\.v([248]))?\\.[bufs](8|16|32|64|128)\\s"),
+        async("\\bcp\\.async\\.c[ag]\\.shared\\.global \\[[^\\]]*\\], \\[[^\\]]*\\], (\\d+)");
     Compiled* kernel = nullptr;
     std::smatch m;
     for (std::string line; std::getline(in, line);) {
@@ -93,7 +94,8 @@ inline void read_ptx(Kernels& kernels, std::istream& in) {
             const long bytes = std::stol(m[3]) / 8 * (m[2].matched ? std::stol(m[2]) : 1);
             long& widest = m[1] == "ld" ? kernel->widest_load : kernel->widest_store;
             widest = std::max(widest, bytes);
-        }
+        } else if (kernel && std::regex_search(line, m, async))
+            kernel->widest_load = std::max(kernel->widest_load, std::stol(m[1]));
     }
 }
 
@@ -162,6 +164,12 @@ inline std::map<std::string, std::string> findings(const Row& r) {
     return found;
 }
 
+// Loads or stores of 16 bytes in the source that nvcc cut up, since it did not know that they are aligned.
+inline bool narrowed(const Row& r, const Compiled& c) {
+    return (r.load_width() > 8 && c.widest_load < 16 && r.counted.traffic.loads > 0) ||
+           (r.store_width() > 8 && c.widest_store < 16 && r.counted.traffic.stores > 0);
+}
+
 // One line for each broken rule.
 inline std::vector<std::string> complaints(const std::vector<Row>& rows, const Contracts& contracts,
                                            const std::map<std::string, Kernels>& compiled) {
@@ -188,6 +196,8 @@ inline std::vector<std::string> complaints(const std::vector<Row>& rows, const C
             const auto k = kernels.find(r.kernel);
             if (k == kernels.end()) add("ptxas does not know it (sm_" + arch + ")");
             else if (k->second.spilled) add(std::to_string(k->second.spilled) + " bytes spilled (sm_" + arch + ")");
+            else if (narrowed(r, k->second))
+                add("accesses of 16 bytes are more than one instruction each in its PTX (sm_" + arch + ")");
         }
     }
     for (const auto& [kernel, contract] : contracts) {

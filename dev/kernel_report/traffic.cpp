@@ -113,7 +113,7 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
-// Copies that the compiler left as calls; the linker sends them here (--wrap).
+// Copies that the compiler left as calls: clang's go to __tsan_, the linker sends g++'s to __wrap_ (--wrap).
 void* __real_memcpy(void*, const void*, size_t);
 void* __real_memmove(void*, const void*, size_t);
 void* __real_memset(void*, int, size_t);
@@ -129,4 +129,7 @@ void* __wrap_memset(void* to, int byte, size_t n) {
     access(to, n, true);
     return __real_memset(to, byte, n);
 }
+void* __tsan_memcpy(void* to, const void* from, size_t n) { return __wrap_memcpy(to, from, n); }
+void* __tsan_memmove(void* to, const void* from, size_t n) { return __wrap_memmove(to, from, n); }
+void* __tsan_memset(void* to, int byte, size_t n) { return __wrap_memset(to, byte, n); }
 }
