@@ -105,6 +105,30 @@ TEST_SUITE("device") {
             y.check_guard();
         });
     }
+    struct Listener : Watch {
+        std::string heard;
+        Spread spread{};
+        void begin(const Work&) override { heard += "begin "; }
+        void launched(const Spread& s) override { heard += "launched ", spread = s; }
+        void end() override { heard += "end "; }
+    };
+    TEST_CASE("who watches is told which kernel is started, and how it is spread out, on dry devices too") {
+        Tensor<float> y(1, 3);
+        Listener listener;
+        for (const bool dry : {false, true}) {
+            Device d;
+            d.watch = &listener, d.dry = dry, d.threads = std::min(64u, max_threads);
+            launch(d, Grid(3, 128, 40), count_kernel, y.v.data);
+            launch(d, Grid(0), count_kernel, y.v.data);    // nothing is started
+            CHECK(listener.heard == "begin launched end ");
+            CHECK(listener.spread.kernel == reinterpret_cast<const void*>(count_kernel));
+            CHECK(listener.spread.blocks == 3);
+            CHECK(listener.spread.threads == d.threads);   // what it gets, not what it wished
+            CHECK(listener.spread.shared_bytes == 40);
+            listener.heard.clear();
+        }
+    }
+
     TEST_CASE("a grid with a negative or too large number of blocks is an error with the caller's line") {
         CHECK(launch_error(-1).find("device_test.cu") != std::string::npos);
         CHECK(launch_error(0x80000000).find("2^31 - 1 blocks") != std::string::npos);
