@@ -38,11 +38,17 @@ template <long D> inline constexpr long mma_stride = D + 8;
 
 // Starts to copy rows of x; those behind x.count are zeros.
 template <long D, int rows> __device__ void copy_rows(bf16* tile, TileRows<bf16> x) {
-    for (int i = threadIdx.x; i < rows * int(D / 8); i += blockDim.x) {
+    for (int i = threadIdx.x; i < rows * int(D / 8); i += mma_threads) {
         const int r = i / int(D / 8), c = i % int(D / 8) * 8;
         const bool there = r < x.count;
         copy_async<16>(tile + r * mma_stride<D> + c, x.data + (there ? r * x.stride : 0) + c, there);
     }
+}
+
+// The tile that was started last is there, and nobody reads the one before any more: its place may be filled.
+__device__ __forceinline__ void await_tile() {
+    wait_copies<0>();
+    __syncthreads();
 }
 
 // Where this lane's row of a 16 x 16 block begins, for ldmatrix. down: the 8 x 8 matrices one below the other, then the
@@ -123,7 +129,7 @@ __device__ void store_rows(bf16* tile, const float (&o)[strips][D / 8][4], bf16*
             for (int e = 0; e < 4; e += 2)
                 *reinterpret_cast<uint32_t*>(tile + (16 * i + 4 * e + g) * mma_stride<D> + 8 * j + 2 * t) =
                     pack(o[i][j][e], o[i][j][e + 1]);
-    __syncwarp();
+    __syncwarp();                                      // all lanes have written
     for (int i = lane; i < 16 * strips * int(D / 8); i += 32) {
         const int r = i / int(D / 8), c = i % int(D / 8) * 8;
         const Eight* const from = reinterpret_cast<const Eight*>(tile + r * mma_stride<D> + c);
@@ -244,8 +250,7 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
     copy_keys(start);
     commit_copies();
     for (long k0 = start; k0 < end; k0 += K) {
-        wait_copies<0>();
-        __syncthreads();                               // this tile is there, and nobody reads the one before any more
+        await_tile();
         if (k0 + K < end) copy_keys(k0 + K);
         commit_copies();
         if (seen.none(k0, K)) continue;
@@ -319,8 +324,9 @@ attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
     bf16 *k = shared_memory<bf16>(), *v = k + K * stride, *tiles = v + K * stride;   // then two times q and dout
     float* const numbers = reinterpret_cast<float*>(k + Tile::elements);   // two times lse, delta, position of Q rows
     const long beyond = k0 + count - 1 + reach, end = document_end(in.documents, k0 + count - 1);
-    const long stop = beyond < end ? beyond : end, across = (stop - k0 + Q - 1) / Q, steps = H / heads * across;
-    const auto copy_queries = [&](long step) {
+    const long stop = beyond < end ? beyond : end;
+    const int across = int(stop - k0 + Q - 1) / Q, steps = int(H / heads) * across;   // tiles of a head, and of all
+    const auto copy_queries = [&](int step) {
         const long h = kv_head * (H / heads) + step / across, q0 = k0 + step % across * Q;
         bf16* const to = tiles + step % 2 * (2 * Q * stride);
         float* const row_of = numbers + step % 2 * (3 * Q);
@@ -340,12 +346,11 @@ attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
     copy_rows<D, K>(v, {in.v.data + k0 * in.v.stride + at, in.v.stride, count, D});
     copy_queries(0);
     commit_copies();
-    for (long step = 0; step < steps; ++step) {
-        wait_copies<0>();
-        __syncthreads();
+    for (int step = 0; step < steps; ++step) {
+        await_tile();
         if (step + 1 < steps) copy_queries(step + 1);
         commit_copies();
-        const int q0 = int(k0 + step % across * Q);
+        const int q0 = int(k0) + step % across * Q;
         const bf16 *q = tiles + step % 2 * (2 * Q * stride), *dout = q + Q * stride;
         const float *lse = numbers + step % 2 * (3 * Q), *delta = lse + Q;
         const int* const position = reinterpret_cast<const int*>(delta + Q);
@@ -400,8 +405,8 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, At
     constexpr int strips = Tile::strips, Q = Tile::own, K = Tile::passing;
     constexpr long stride = mma_stride<D>;
     const long N = in.q.rows, H = in.q.cols / D, h = blockIdx.x % H, n0 = (gridDim.x / H - 1 - blockIdx.x / H) * Q;
-    const long at = h / (in.q.cols / in.k.cols) * D, count = N - n0 < Q ? N - n0 : Q;
-    const long start = in.first_key(n0), end = n0 + count;
+    const long at = h / (in.q.cols / in.k.cols) * D, start = in.first_key(n0), count = N - n0 < Q ? N - n0 : Q;
+    const long end = n0 + count;
     const int row = threadIdx.x / 32 * 16 * strips, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     bf16 *q = shared_memory<bf16>(), *dout = q + Q * stride, *tiles = dout + Q * stride;   // then two times k and v
     const Seen<strips> seen(in, n0 + row, count - row);
@@ -424,8 +429,7 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, At
         if (t == 0 && r < count) b.delta[n * H + h] = delta[i];
     }
     for (long k0 = start; k0 < end; k0 += K) {
-        wait_copies<0>();
-        __syncthreads();
+        await_tile();
         if (k0 + K < end) copy_keys(k0 + K);
         commit_copies();
         if (seen.none(k0, K)) continue;
