@@ -14,6 +14,13 @@ using Wide = uint4;                                    // is moved as one access
 #else
 typedef uint32_t Wide __attribute__((vector_size(16), may_alias));
 #endif
+__device__ __forceinline__ void store(Wide* to, Wide v) {
+#if defined(__CUDA_ARCH__)                             // an assignment of parts that nvcc sees through becomes four stores
+    asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+#else
+    *to = v;
+#endif
+}
 
 // A row as for_each_element() takes it: const T*, to read; T*, to read and to write; Out<T>, to write and not to read.
 template <class T> struct Out {
@@ -55,7 +62,7 @@ template <class T, long n> __device__ __forceinline__ void put(T* to, const Pack
     constexpr size_t wides = sizeof p / sizeof(Wide);
     Wide wide[wides];
     memcpy(wide, &p, sizeof p);
-    for (size_t i = 0; i < wides; ++i) reinterpret_cast<Wide*>(to)[i] = wide[i];
+    for (size_t i = 0; i < wides; ++i) store(reinterpret_cast<Wide*>(to) + i, wide[i]);
 }
 template <class T, long n> __device__ __forceinline__ void put(Out<T> to, const Pack<T, n>& p) { put(to.data, p); }
 
