@@ -53,8 +53,22 @@ Fit fit_of(const Limits& l, const Row& r, const Compiled& c) {
 
 std::string shortened(const std::string& kernel) { return std::regex_replace(kernel, std::regex("_kernel"), ""); }
 
+std::string text_of(const Sizes& s) {
+    std::ostringstream t;
+    t << "N=" << s.N << " T=" << s.T << " C=" << s.C << " F=" << s.F << " H=" << s.H << " D=" << s.D << " V=" << s.V << ", "
+      << s.head << " rows of logits, " << s.parameters << " parameters, " << s.rows << "x" << s.inner << "x" << s.cols
+      << " products, " << s.ranks << " ranks, bf16";
+    return t.str();
+}
+
+const char* const legend =
+    "busy: threads that load or store anything. MB: what the launcher says it must move. Times that, counted: L2, all that passes\n"
+    "between L1 and L2 if a block keeps the last 32 KiB that it read; mem, each sector once; all, every access. ld, st: bytes of an\n"
+    "access on average. regs, shared (bytes a block), spill (bytes): ptxas. occ: of the threads that an SM can hold; waves on 40, 132 SMs.";
+
 void print_table(const std::vector<Row>& rows, const std::vector<std::string>& archs,
                  const std::map<std::string, Kernels>& compiled) {
+    std::printf("launches: %s\ncounted:  %s\n%s\n\n", text_of({}).c_str(), text_of(counted).c_str(), legend);
     std::printf("%-36s %9s %7s %4s %8s %5s %5s %5s %5s %5s  %-6s %4s %6s %6s %6s %4s %7s %7s\n", "kernel", "blocks", "threads", "busy",
                 "MB", "L2", "mem", "all", "ld", "st", "arch", "regs", "shared", "spill", "per SM", "occ", "wave 40", "132");
     for (const Row& r : rows) {
@@ -127,7 +141,9 @@ int run(int argc, char** argv) {
     std::vector<std::string> wrong;
     for (const std::string& what : miscounted(arena, arena_bytes)) wrong.push_back("dev/kernel_report: miscounts " + what);
     const std::vector<Row> rows = make_rows(arena);
-    std::ofstream("build/kernel_report.json") << json_of(rows, contracts, compiled).dump(1) << "\n";
+    const nlohmann::ordered_json report = {
+        {"launches", text_of({})}, {"counted", text_of(counted)}, {"rows", json_of(rows, contracts, compiled)}};
+    std::ofstream("build/kernel_report.json") << report.dump(1) << "\n";
     if (!check) {
         print_table(rows, archs, compiled);
         return 0;

@@ -14,7 +14,7 @@
 namespace baretrain::kernel_report {
 
 inline constexpr int small_gpu = 40, big_gpu = 132;    // SMs: of a T4 or an RTX 4060 class card, of an H100
-inline constexpr double most_bytes = 1.1, least_width = 4, least_busy = 0.5;
+inline constexpr double most_bytes = 1.1, least_width = 8, least_busy = 0.5;
 inline constexpr double few_bytes = 64 * sector;       // parts of sectors: not worth a word
 
 // ---- what a multiprocessor has (cuda_occupancy.h of CUDA 13; the last: it keeps so many bytes of each block's shared memory)
@@ -81,10 +81,10 @@ inline void read_ptxas(Kernels& kernels, std::istream& in) {
         }
     }
 }
-// PTX: ld.global.v4.u32 is an access of 16 bytes.
+// PTX: ld.global.v4.u32 is an access of 16 bytes, and so is ld.v4.u32, which is told at run time what memory it reads.
 inline void read_ptx(Kernels& kernels, std::istream& in) {
     static const std::regex entry("\\.entry (\\w+)\\("),
-        access("\\b(ld|st)\\.global(?:\\.\\w+)*?(?:\\.v([248]))?\\.[bufs](8|16|32|64|128)\\s"),
+        access("\\b(ld|st)(?:\\.global(?:\\.\\w+)*?)?(?:\\.v([248]))?\\.[bufs](8|16|32|64|128)\\s"),
         async("\\bcp\\.async\\.c[ag]\\.shared\\.global \\[[^\\]]*\\], \\[[^\\]]*\\], (\\d+)");
     Compiled* kernel = nullptr;
     std::smatch m;
@@ -138,6 +138,10 @@ struct Row {
     double busy() const { return counted.traffic.threads / (double(counted.blocks) * counted.threads); }
     double touched() const { return ratio(counted.traffic.load_bytes + counted.traffic.store_bytes); }
     double load_width() const { return mean(counted.traffic.load_bytes, counted.traffic.loads); }
+    double width() const {
+        const Traffic& t = counted.traffic;
+        return mean(t.load_bytes + t.store_bytes, t.loads + t.stores);
+    }
     double store_width() const { return mean(counted.traffic.store_bytes, counted.traffic.stores); }
 private:
     double ratio(double bytes) const { return counted.needs > 0 ? bytes / counted.needs : 0; }
@@ -159,8 +163,7 @@ inline std::map<std::string, std::string> findings(const Row& r) {
     if (r.busy() < least_busy) found["Threads"] = decimal(100 * r.busy(), 0) + " % of the threads load or store anything";
     if (r.counted.traffic.l2_bytes > most_bytes * r.counted.needs + few_bytes)
         found["Bytes"] = "moves " + decimal(r.l2()) + " times the bytes that it needs";
-    if (std::min(r.load_width(), r.store_width()) < least_width)
-        found["Width"] = decimal(r.load_width(), 1) + " bytes a load, " + decimal(r.store_width(), 1) + " a store";
+    if (r.width() < least_width) found["Width"] = decimal(r.width(), 1) + " bytes an access";
     return found;
 }
 
