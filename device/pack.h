@@ -15,7 +15,7 @@ using Wide = uint4;                                    // is moved as one access
 typedef uint32_t Wide __attribute__((vector_size(16), may_alias));
 #endif
 __device__ __forceinline__ void store(Wide* to, Wide v) {
-#if defined(__CUDA_ARCH__)                             // an assignment of parts that nvcc sees through becomes four stores
+#if defined(__CUDA_ARCH__)                             // nvcc makes four stores of an assignment whose parts it knows
     asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 #else
     *to = v;
