@@ -69,7 +69,8 @@ template <class T, long n> __device__ __forceinline__ void put(Out<T> to, const 
 // Elements of a pack: 16 bytes of the narrowest of these rows, more of the others.
 template <class Row> inline constexpr long element_bytes = sizeof(ElementOf<Row>);
 template <> inline constexpr long element_bytes<Places> = 16;
-template <class... Rows> inline constexpr long pack_width = std::max(1L, pack_bytes / std::min({element_bytes<Rows>...}));
+template <class... Rows>
+inline constexpr long pack_width = std::max(1L, pack_bytes / std::min({element_bytes<Rows>...}));
 
 template <long n, class Body, class... Rows> __device__ __forceinline__ void each_of_pack(Body& body, Rows... rows) {
     [&](auto... packs) {
