@@ -49,11 +49,12 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
 // Starts a copy of 16 or 4 bytes, both sides aligned, from global to shared memory; zeros where there is nothing.
 template <int bytes> __device__ __forceinline__ void copy_async(void* to, const void* from, bool there = true) {
     static_assert(bytes == 16 || bytes == 4);
-    const uint32_t target = uint32_t(__cvta_generic_to_shared(to));
-    const int read = there ? bytes : 0;
     if constexpr (bytes == 16)
-        BT_PTX("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(target), "l"(from), "r"(read) : "memory");
-    else BT_PTX("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(target), "l"(from), "r"(read) : "memory");
+        BT_PTX("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               : : "r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16 : 0) : "memory");
+    else
+        BT_PTX("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+               : : "r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
 // The copies that this thread has started since the last commit become a group; wait until at most n groups are under
 // way. A thread waits for its own copies only: a barrier has to follow.
