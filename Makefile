@@ -310,15 +310,23 @@ build/cuda/train_gpt.o: train_gpt.cu build/cuda/flags | need-program
 build/cuda/doctor.o: doctor.cpp build/cuda/flags $(BUILD)/commit
 	@$(CXX) $(BASE) -O1 -DBT_CUDA -DBT_SOURCE='"$(CURDIR)"' $(if $(NCCL),-DBT_NCCL) $(MPI) -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' \
 	    -MMD -MP -c $< -o $@
+# How near its kernels come to a copy and to one big product: the benchmark of gpu-check, and in small on a CPU.
+$(BUILD)/gpu_check: $(BUILD)/cpu/dev/gpu_check/bench.o $(BODIES)
+	@$(LINK)
+build/cuda/gpu_check: build/cuda/dev/gpu_check/bench.o $(BODIES)
+	@$(NVCC) $(NVCC_FLAGS) -ccbin $(CXX) $^ -lcublasLt -lcublas -o $@
 # The suites of kernels, models and layouts on the device, a binary each: one that dies takes no other with it.
 # CUDA_LOOKS: those that read device memory from the host; there cudaMalloc gives managed memory (test/managed.cpp), and
 # launches wait (CUDA_LAUNCH_BLOCKING=1, dev/gpu_check.sh). The others, and the program, have what a run has.
+NVCC_COMPILE = @mkdir -p $(@D); echo "  $< (nvcc, sm_$(CUDA_ARCHS))"; $(NVCC) $(NVCC_FLAGS) \
+	$(if $(filter gcc,$(firstword $(COMPILER))),-Xcompiler -Wno-restrict) -DBT_PROGRAM='"./train_gpt_cuda"' -ccbin $(CXX) -MMD -MP -c $< -o $@
 CUDA_LOOKS := fsdp generate gpt gradcheck params parity resharded stats tp tp_ops train wire zero
 CUDA_TESTS := $(call wanted,$(filter-out $(SIMT_ONLY),$(call names,cu)))
 cuda-tests: $(patsubst %,build/cuda/test_%,$(CUDA_TESTS))
 build/cuda/test/%.o: test/%.cu build/cuda/flags | need-program need-doctest
-	@mkdir -p $(@D); echo "  $< (nvcc, sm_$(CUDA_ARCHS))"
-	@$(NVCC) $(NVCC_FLAGS) $(if $(filter gcc,$(firstword $(COMPILER))),-Xcompiler -Wno-restrict) -DBT_PROGRAM='"./train_gpt_cuda"' -ccbin $(CXX) -MMD -MP -c $< -o $@
+	$(NVCC_COMPILE)
+build/cuda/dev/%.o: dev/%.cu build/cuda/flags | need-program
+	$(NVCC_COMPILE)
 build/cuda/test_%: build/cuda/test/%_test.o build/cuda/test/managed.o $(TEST_MAIN) $(BODIES)
 	@$(NVCC) $(NVCC_FLAGS) -ccbin $(CXX) $(filter-out %/managed.o,$^) $(if $(filter $*,$(CUDA_LOOKS)),build/cuda/test/managed.o -Xlinker --wrap=cudaMalloc) \
 	    $(LIBDIRS) -lcublasLt -lcublas $(MPI_LIBS) -o $@
