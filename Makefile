@@ -21,7 +21,7 @@ PROGRAM    ?= $(if $(filter build/g++,$(BUILD)),train_gpt,$(BUILD)/train_gpt)
 # Suites whose kernels also run thread for thread as fibers (-DBT_SIMT), and those that exist only there.
 SIMT_SUITES := device memory comm norm rope activation embed loss copy reduce adamw matmul attention quantize fp8
 SIMT_ONLY   := simt mma
-PROGRAMS    := cli resume commands blackbox processes#   suites that start the program
+PROGRAMS    := cli resume commands blackbox processes gpu#   suites that start the program
 TSAN_QUICK  := simt reduce norm#   what `make test` runs under ThreadSanitizer; `make tsan` runs them all
 
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
@@ -30,6 +30,7 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
+.PHONY: gpu-check cuda-tests
 .PHONY: all train test tests headers tsan tsan-ranks matrix parity reference mutants bug copytest fuzz kill-test test-long clang cuda
 .PHONY: archs kernel-report kernel-report-check deps demo doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
@@ -167,7 +168,7 @@ NEED_BODIES  := $(filter-out $(SIMT_SUITES),$(CPU_TESTS))#   suites of the model
 MODEL_TESTS  := $(patsubst test/%_test.cu,%,$(shell grep -lE '"test/(instances|model|ranks|layouts)\.h"' test/*_test.cu))
 BIN          := $(BUILD)$(if $(SUITE),/suite/$(subst $() ,+,$(strip $(SUITE))))
 TEST_MAIN    := $(BUILD)/host/test/main.o
-TEST_DEFINES = $(if $(findstring /test/,$@),-DBT_PROGRAM='"./$(PROGRAM)"')
+TEST_DEFINES = $(if $(findstring /test/,$@),-DBT_PROGRAM='"./$(PROGRAM)"' -DBT_GPU_CHECK='"$(BUILD)/gpu_check"')
 
 $(BIN)/test_host: $(TEST_MAIN) $(call objects,$(BUILD)/host,$(HOST_TESTS)) $(BODIES)
 $(BIN)/test_kernels: $(TEST_MAIN) $(call objects,$(BUILD)/cpu,$(CPU_TESTS)) $(if $(NEED_BODIES),$(BODIES)) \
@@ -202,7 +203,8 @@ run = @passed=0 failed=0 skipped=0; for t in $(1); do \
 test:
 	@$(if $(strip $(MISSING))$(if $(DOCTEST),,doctest),$(MAKE) --no-print-directory deps;) \
 	    $(MAKE) --no-print-directory tests
-tests: $(if $(SUITE),$(if $(filter $(PROGRAMS),$(SUITE)),$(PROGRAM)),$(PROGRAM) headers) $(TESTS)
+tests: $(if $(SUITE),$(if $(filter $(PROGRAMS),$(SUITE)),$(PROGRAM)),$(PROGRAM) headers) $(TESTS) \
+	$(if $(filter gpu,$(or $(SUITE),gpu)),$(BUILD)/gpu_check)
 	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
 # The suites whose ranks are threads, with the libraries that a run uses.
@@ -310,6 +312,13 @@ build/cuda/train_gpt.o: train_gpt.cu build/cuda/flags | need-program
 build/cuda/doctor.o: doctor.cpp build/cuda/flags $(BUILD)/commit
 	@$(CXX) $(BASE) -O1 -DBT_CUDA -DBT_SOURCE='"$(CURDIR)"' $(if $(NCCL),-DBT_NCCL) $(MPI) -DBT_COMMIT='"$(COMMIT)"' -DBT_FLAGS='"nvcc $(NVCC_FLAGS)"' \
 	    -MMD -MP -c $< -o $@
+# All that a GPU can prove, in nine minutes, into gpu/<card>-<driver>.json (dev/gpu_check); STAGES='rates memory': those.
+KERNEL_SUITES := $(SIMT_SUITES)
+LAYOUT_SUITES := zero fsdp tp resharded
+gpu-check:
+	@NVCC='$(NVCC)' MAKE='$(MAKE)' PROGRAM='./$(PROGRAM)' LOOKS='$(CUDA_LOOKS)' KERNEL_SUITES='$(KERNEL_SUITES)' \
+	    LAYOUT_SUITES='$(LAYOUT_SUITES)' MODEL_SUITES='$(filter-out $(KERNEL_SUITES) $(LAYOUT_SUITES),$(CUDA_TESTS))' \
+	    dev/gpu_check/check.sh $(STAGES)
 # How near its kernels come to a copy and to one big product: the benchmark of gpu-check, and in small on a CPU.
 $(BUILD)/gpu_check: $(BUILD)/cpu/dev/gpu_check/bench.o $(BODIES)
 	@$(LINK)
@@ -317,7 +326,7 @@ build/cuda/gpu_check: build/cuda/dev/gpu_check/bench.o $(BODIES)
 	@$(NVCC) $(NVCC_FLAGS) -ccbin $(CXX) $^ -lcublasLt -lcublas -o $@
 # The suites of kernels, models and layouts on the device, a binary each: one that dies takes no other with it.
 # CUDA_LOOKS: those that read device memory from the host; there cudaMalloc gives managed memory (test/managed.cpp), and
-# launches wait (CUDA_LAUNCH_BLOCKING=1, dev/gpu_check.sh). The others, and the program, have what a run has.
+# launches wait (CUDA_LAUNCH_BLOCKING=1, dev/gpu_check). The others, and the program, have what a run has.
 NVCC_COMPILE = @mkdir -p $(@D); echo "  $< (nvcc, sm_$(CUDA_ARCHS))"; $(NVCC) $(NVCC_FLAGS) \
 	$(if $(filter gcc,$(firstword $(COMPILER))),-Xcompiler -Wno-restrict) -DBT_PROGRAM='"./train_gpt_cuda"' -ccbin $(CXX) -MMD -MP -c $< -o $@
 CUDA_LOOKS := fsdp generate gpt gradcheck params parity resharded stats tp tp_ops train wire zero
@@ -418,6 +427,7 @@ help:
 	@echo "make bench       a step next to its own matrix products, speed and memory of its pieces (BENCH='124M-B4-T64 bf16')"
 	@echo "make kernel-report   each kernel: blocks, waves, registers, bytes needed and moved, without a GPU (ARCHS=all)"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
+	@echo "make gpu-check   on a GPU, in nine minutes: the suites, every kernel against a copy, whole steps; writes gpu/*.json"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
 	@echo "make kill-test   50 kills of a run that saves each step: nothing that was saved is lost"
 	@echo "make test-long   all of the above and more, in parts (test/long.sh --list; PART='fuzz clang' or PART=1/3)"

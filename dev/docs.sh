@@ -65,7 +65,7 @@ page() {   # in, out
 
 [ "${1:-}" != --same ] || { same "$2" "$3"; exit; }
 [ -x "${PROGRAM:=./train_gpt}" ] || { echo "$PROGRAM is not built" >&2; exit 1; }
-rm -rf $work && mkdir -p $work && cp -Rp lessons $work/ && rm -f $work/lessons/*.svg && ln -s "$PWD/$PROGRAM" $work/train_gpt && ln -s "$PWD"/{gpt,tp}.h $work/
+rm -rf $work && mkdir -p $work && cp -Rp lessons $work/ && rm -f $work/lessons/*.svg && ln -s "$PWD/$PROGRAM" $work/train_gpt && ln -s "$PWD"/{gpt,tp}.h "$PWD/gpu" $work/
 passed=0 failed=0
 for f in README.md lessons/*.md; do
     page "$f" $work/"$f" || { echo "FAILED  $f: see above"; failed=$((failed + 1)); rm -f $work/"$f"; }
