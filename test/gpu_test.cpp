@@ -73,6 +73,8 @@ TEST_CASE("the CPU build measures every kernel, product and step in small, into 
         else if (group == "step") CHECK(r.at("tokens_s") > 0);
         else CHECK(r.at("ms") > 0);
         if (group == "memory") CHECK(r.at("gb_s") > 0);
+        if (r.at("name") == "copy" && group == "rate")   // each byte is read and written
+            CHECK(r.at("gb_s").get<double>() * r.at("ms").get<double>() * 1e6 == doctest::Approx(2 << 16).epsilon(0.01));
         if (group == "product" || group == "attention") CHECK(r.at("tflop_s") > 0);
     }
     CHECK(groups["rate"] == 2);
