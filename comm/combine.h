@@ -1,6 +1,7 @@
 // combine.h - what CPU engines do to numbers: add them up, or find the largest, in the order of ranks; and copies.
 // Copy with: comm.h and what it names
 // One kernel for all engines: so the same layout gives the same bits, however its ranks are connected.
+// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
 #pragma once
 #include "comm.h"
 

@@ -109,7 +109,8 @@ void attention_backward(Device& d, const AttentionGrad<T>& g, View<const T> dout
     launch(d, Grid(N).moves(dout, out), attention_delta_kernel<T>, delta, dout, out, D);
     const size_t shared = attention_backward_bytes<Real<T>>(D);
     attention_check_shared(d, D, shared);
-    Grid grid = Grid((in.documents.cols - 1) * Hkv, 256, shared).moves(g.dq, g.dk, g.dv, dout, in.q, in.k, in.v);
+    Grid grid = Grid((in.documents.cols - 1) * Hkv, 256, shared);
+    grid = grid.moves(g.dq, g.dk, g.dv, dout, in.q, in.k, in.v, lse, scratch);
     grid.work.flops = 5 * 2 * in.products();
     launch(d, grid, attention_backward_kernel<T>, b, in);
 }

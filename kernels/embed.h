@@ -2,6 +2,7 @@
 // Copy with: device.h and what it names
 // The gradient of a row of wte is the sum over the places where its token stands. The host lists those places token by
 // token (Runs); a block owns one token and adds in the order of the rows: no atomics, the same bits every time.
+// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
 #pragma once
 #include "device.h"
 #include <vector>
@@ -28,6 +29,7 @@ struct RunViews { View<const int> rows, starts, keys; };   // the same on the de
 // Of a table of embeddings (rows, C): those of the ids from `first` on.
 template <class T> struct IdRows { T* w; long rows, first; };
 
+// Bytes: rows of wpe come again, from L2, for each sequence.
 template <class T>
 __global__ void embed_forward_kernel(T* x, const int* tokens, IdRows<const T> wte, const int* positions,
                                      const T* wpe, long C) {
@@ -40,6 +42,7 @@ __global__ void embed_forward_kernel(T* x, const int* tokens, IdRows<const T> wt
         x[c] = !position ? (here ? token[c] : T(R(0))) : T((here ? R(token[c]) : R(0)) + R(position[c]));
 }
 
+// Bytes: a sum goes out to L2 with each of its rows.
 template <class T>
 __global__ void embed_backward_kernel(IdRows<Real<T>> g, const T* dx, const int* rows, const int* starts,
                                       const int* keys, long C) {

@@ -2,6 +2,7 @@
 // Copy with: kernels/quantize.h, device.h and what they name
 // A scale is that of the largest |x| of a row, of a column, or of all (scale_of). The rounded numbers are kept as bf16,
 // which has every number of E4M3 and E5M2: products of them in bf16, with sums in float, are those of FP8.
+// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
 #pragma once
 #include "device.h"
 #include "kernels/quantize.h"
@@ -20,6 +21,8 @@ template <class T> __global__ void amax_rows_kernel(float* amax, const T* x, lon
     most = block_max(most);
     if (threadIdx.x == 0) amax[blockIdx.x] = most;
 }
+// Blocks: 64 columns each, for all rows: this needs a second stage to be fast.
+// Bytes: a maximum goes out to L2 with each row.
 template <class T> __global__ void amax_columns_kernel(float* amax, const T* x, long N, long C, long stride) {
     const long first = blockIdx.x * amax_columns, end = first + amax_columns < C ? first + amax_columns : C;
     for (long c = first + threadIdx.x; c < end; c += blockDim.x) amax[c] = 0;
@@ -68,12 +71,14 @@ __global__ void encode_turned_kernel(uint8_t* q, View<const T> x, const float* a
         if (n < x.rows && c < x.cols) q[c * x.rows + n] = tile[k * turned_stride + r];
     }
 }
+// Blocks: a number a row or column: there is little to do.
 template <class F> __global__ void units_kernel(float* unit, const float* amax, long n) {
     const auto [begin, end] = block_span(n);
     for (long i = begin + threadIdx.x; i < end; i += blockDim.x) unit[i] = 1 / scale_of<F>(amax[i]);
 }
 struct ProductScales { const float *a, *b; long by_row, by_column; };
 
+// Bytes: the scales of columns come again, from L2, for each row.
 template <class FA, class FB, class Out, class Bias>
 __global__ void unscale_kernel(Out* y, const float* product, ProductScales m, const Bias* bias, long C, long stride,
                                Write write) {

@@ -3,6 +3,7 @@
 // Channels i and i + D/2 of a head, as a point in the plane, turn by position * f_i; f_i = theta^(-2i/D), or scaled for
 // long contexts. In place on (N, heads * D); the backward pass turns by the opposite angle. The table is made in double
 // and stored as Real<T>, so that position 257 differs from 256 whatever the type of the model.
+// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
 #pragma once
 #include "device.h"
 #include <vector>
@@ -24,6 +25,7 @@ inline std::vector<double> rope_table(long T, const std::vector<double>& frequen
 enum class Turn { forward, backward };
 
 // One block a row: all heads of a token share its angles.
+// Bytes: angles come again, from L2, for each sequence.
 template <class T>
 __global__ void rope_kernel(T* x, const Real<T>* table, const int* positions, long heads, long D, long stride,
                             Turn turn) {

@@ -72,6 +72,14 @@ TEST_CASE("what is unusual must be argued, and only that") {
     needs("Threads", [](Row& r) { r.counted.traffic.threads = 1200; });
 }
 
+TEST_CASE("the first lines of a header argue for all of its kernels") {
+    Row r = good();
+    r.planned.blocks = 1;
+    CHECK(complaint(r, "// Blocks: all of them are few.\n#pragma once\n\n" + plain) == "");
+    CHECK(has(complaint(good(), "// Blocks: all of them are few.\n#pragma once\n\n" + plain), "which no kernel of it needs"));
+    CHECK(has(complaint(r, "// Blocks: of nothing.\nint x;\n#pragma once\n" + plain), "1 blocks"));
+}
+
 TEST_CASE("a few bytes more are nothing to argue") {
     Row r = good();
     r.counted.needs = 100, r.counted.traffic.l2_bytes = 1600, r.counted.traffic.memory_bytes = 800;

@@ -16,6 +16,7 @@ namespace baretrain::kernel_report {
 inline constexpr int small_gpu = 40, big_gpu = 132;    // SMs: of a T4 or an RTX 4060 class card, of an H100
 inline constexpr double most_bytes = 1.1, least_width = 8, least_busy = 0.5;
 inline constexpr double few_bytes = 64 * sector;       // parts of sectors: not worth a word
+inline constexpr double small_launch = 1 << 20;        // bytes that move in no time, however narrow
 
 // ---- what a multiprocessor has (cuda_occupancy.h of CUDA 13; the last: it keeps so many bytes of each block's shared memory)
 struct Limits { const char* arch; int threads, blocks, registers; long shared, shared_unit, reserved; };
@@ -99,17 +100,17 @@ inline void read_ptx(Kernels& kernels, std::istream& in) {
     }
 }
 
-// ---- what the source says above a kernel: `// Blocks: ...`, `// Bytes: ...`, `// Width: ...`, `// Threads: ...`
+// ---- what the source says above a kernel, or of all kernels of a header in its first lines: `// Blocks: ...`, `// Bytes: ...`, `// Width: ...`, `// Threads: ...`
 struct Contract {
     std::string file;
     long line = 0;
-    std::map<std::string, std::string> reasons;        // by those words
+    std::map<std::string, std::string> reasons, of_all;   // by those words; of all kernels of the file
 };
 using Contracts = std::map<std::string, Contract>;     // by kernel, without template arguments
 
 inline void read_contracts(Contracts& contracts, const std::string& file, std::istream& in) {
     static const std::regex bounds("__launch_bounds__\\([^()]*\\)"), kernel("__global__.*\\bvoid\\s+(\\w+)\\s*\\("), reason("^// (Blocks|Bytes|Width|Threads): (.+)$");
-    std::map<std::string, std::string> reasons;
+    std::map<std::string, std::string> reasons, of_all;
     std::string* more = nullptr;                       // the reason that the next comment line goes on with
     std::string head;                                  // of a function, so far: from its template line on
     std::smatch m;
@@ -123,7 +124,8 @@ inline void read_contracts(Contracts& contracts, const std::string& file, std::i
         }
         more = nullptr;
         head += std::regex_replace(line, bounds, "") + " ";
-        if (std::regex_search(head, m, kernel)) contracts[m[1]] = {file, number, reasons};
+        if (std::regex_search(head, m, kernel)) contracts[m[1]] = {file, number, reasons, of_all};
+        else if (line == "#pragma once") of_all = reasons;
         else if (line.find_first_of("{};#") == std::string::npos && !line.empty()) continue;
         reasons.clear(), head.clear();
     }
@@ -163,7 +165,8 @@ inline std::map<std::string, std::string> findings(const Row& r) {
     if (r.busy() < least_busy) found["Threads"] = decimal(100 * r.busy(), 0) + " % of the threads load or store anything";
     if (r.counted.traffic.l2_bytes > most_bytes * r.counted.needs + few_bytes)
         found["Bytes"] = "moves " + decimal(r.l2()) + " times the bytes that it needs";
-    if (r.width() < least_width) found["Width"] = decimal(r.width(), 1) + " bytes an access";
+    if (r.width() < least_width && r.planned.needs > small_launch)
+        found["Width"] = decimal(r.width(), 1) + " bytes an access";
     return found;
 }
 
@@ -177,7 +180,7 @@ inline bool narrowed(const Row& r, const Compiled& c) {
 inline std::vector<std::string> complaints(const std::vector<Row>& rows, const Contracts& contracts,
                                            const std::map<std::string, Kernels>& compiled) {
     std::vector<std::string> wrong;
-    std::map<std::string, std::map<std::string, bool>> argued;   // by kernel and name: does a row need it
+    std::map<std::string, std::map<std::string, bool>> argued;   // by kernel or file, and name: does a row need it
     for (const Row& r : rows) {
         const std::string kernel = without_arguments(r.kernel);
         const auto contract = contracts.find(kernel);
@@ -187,8 +190,9 @@ inline std::vector<std::string> complaints(const std::vector<Row>& rows, const C
         };
         if (contract == contracts.end()) { add("is in no header that was read"); continue; }
         for (const auto& [name, finding] : findings(r)) {
-            argued[kernel][name] = true;
-            if (!contract->second.reasons.count(name)) add(finding + ": say why in a line `// " + name + ": ...` above it");
+            const bool own = contract->second.reasons.count(name), shared = contract->second.of_all.count(name);
+            argued[own ? kernel : contract->second.file][name] = true;
+            if (!own && !shared) add(finding + ": say why in a line `// " + name + ": ...` above it");
         }
         if (r.counted.needs <= 0) add("its launcher does not say what it moves()");
         else if (const double moved = r.counted.traffic.memory_bytes; moved > most_bytes * r.counted.needs + few_bytes ||
@@ -210,6 +214,9 @@ inline std::vector<std::string> complaints(const std::vector<Row>& rows, const C
         else
             for (const auto& [name, reason] : contract.reasons)
                 if (!argued[kernel].count(name)) wrong.push_back(at + "argues `" + name + ": " + reason + "`, which no row needs");
+        for (const auto& [name, reason] : contract.of_all)
+            if (argued[contract.file].emplace(name, true).second)
+                wrong.push_back(contract.file + ":1: argues `" + name + ": " + reason + "`, which no kernel of it needs");
     }
     return wrong;
 }

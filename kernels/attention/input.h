@@ -42,6 +42,8 @@ template <class T> struct AttentionBackward {
 };
 
 // delta: (N, H). One block a row.
+// Threads: one a head: few rows are that short, and tensor cores make delta elsewhere (mma.h).
+// Width: a thread reads its own head, sector by sector.
 template <class T>
 __global__ void attention_delta_kernel(Real<T>* delta, View<const T> dout, View<const T> out, long D) {
     using R = Real<T>;

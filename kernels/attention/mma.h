@@ -224,6 +224,8 @@ __device__ void add_wild(float (&o)[strips][D / 8][4], const bf16* v, long k0, c
 }
 
 // One block a tile of Q queries of one head; its last tiles, which see most keys, begin first.
+// Blocks: a single new token has no more tiles than heads.
+// Bytes: keys and values come again, from L2, for each tile of queries.
 template <long D>
 __global__ void __launch_bounds__(mma_threads)
 attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in) {
@@ -311,6 +313,7 @@ __device__ __forceinline__ float score_gradient(float p, float dp, float delta) 
 }
 
 // dk and dv. One block a tile of keys of one KV head; all the queries that see one of them pass by, head after head.
+// Bytes: queries and their gradients come again, from L2, for each tile of keys.
 template <long D>
 __global__ void __launch_bounds__(mma_threads)
 attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
@@ -398,6 +401,8 @@ template <long D> __device__ float row_product(const bf16* a, const bf16* b) {
 }
 
 // delta, for the keys' kernel too, and dq. One block a tile of queries of one head; the keys that they see pass by.
+// Bytes: keys and values come again, from L2, for each tile of queries.
+// Width: delta is made of pairs that lie as in a C; tiles move 16 bytes a lane.
 template <long D>
 __global__ void __launch_bounds__(mma_threads)
 attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, AttentionInput<bf16> in) {

@@ -55,6 +55,9 @@ __device__ void online_softmax(R* s, R* top, R* sum, R* rescale, Made made) {
 }
 
 // One block a tile of Q queries of one head. A masked score is -infinity, which exp turns into exactly 0.
+// Blocks: a single new token has no more tiles than heads.
+// Bytes: keys and values come again, from L2, for each tile of queries.
+// Width: arithmetic takes longer: these are the types and head sizes that tensor cores do not take.
 template <class T, long Q>
 __global__ void attention_forward_kernel(View<T> out, Real<T>* lse, AttentionInput<T> in) {
     using R = Real<T>;
@@ -128,6 +131,9 @@ template <class R> constexpr size_t attention_backward_bytes(long D) {
 
 // One block a document and KV head: a tile of keys at a time, all queries after it, five products a pair of tiles.
 // dk and dv of the tile stay in shared memory; dq is added up in `sums` and leaves it with its last tile of keys.
+// Blocks: dq is summed up over tiles of keys in one order; tensor cores have a kernel for it (mma.h).
+// Bytes: queries, and dq so far, come again for each tile of keys.
+// Width: as in the forward pass.
 template <class T> __global__ void attention_backward_kernel(AttentionBackward<T> b, AttentionInput<T> in) {
     using R = Real<T>;
     constexpr long Q = attention_backward_queries, K = attention_keys, cols = tile_cols<R>;

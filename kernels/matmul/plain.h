@@ -3,6 +3,7 @@
 //   y = op(a) op(b) + bias, or y += op(a) op(b)     y: (M, N)   op(a): (M, K)   op(b): (K, N)   bias: (1, N) or empty
 // A block owns a tile of y and walks K in steps through tiles of a and b in shared memory, as Real<In>. The terms
 // of an element are added in an order that depends on K alone: the bits depend neither on the team nor on the grid.
+// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
 #pragma once
 #include "kernels/tile.h"
 
@@ -68,6 +69,7 @@ __device__ void load_tile(Real<In> (&tile)[rows][cols], const Strided<In>& m, lo
     else stage_columns(tile[0], TileRows<In>{from, m.right, C, R}, cols, rows, Real<In>(1));
 }
 
+// Bytes: each tile of a and of b comes again, from L2, for each tile of y beside or below.
 template <class Out, class In>
 __global__ void matmul_kernel(Out* y, long y_stride, Strided<In> a, Strided<In> b, const In* bias, Write write) {
     using R = Real<In>;
@@ -108,6 +110,7 @@ template <class Out, class In> void plain_matmul(Device& d, const Product<Out, I
 }
 
 // y = x, or y += x, from one type to another; one block a row.
+// Bytes: a bias comes again, from L2, for each row.
 template <class To, class From>
 __global__ void copy_rows_kernel(To* y, long y_stride, const From* x, long x_stride, long C, Write write) {
     using R = Real<To>;
