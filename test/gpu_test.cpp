@@ -147,4 +147,29 @@ TEST_CASE("the table has a column a file, and says never run for what no file co
     CHECK(contains(line("memcheck"), "never run"));
 }
 
+TEST_CASE("the notebook is one: format 4, cells of text and of code that has not run, and it calls what is there") {
+    const json j = json::parse(get("lessons/gpu.ipynb"));
+    CHECK(j.at("nbformat") == 4);
+    CHECK(j.at("nbformat_minor").is_number_integer());
+    CHECK(j.at("metadata").at("kernelspec").at("name") == "python3");
+    std::string code;
+    for (const json& cell : j.at("cells")) {
+        const bool runs = cell.at("cell_type") == "code";
+        CHECK((runs || cell.at("cell_type") == "markdown"));
+        CHECK(cell.at("metadata").is_object());
+        CHECK(cell.contains("outputs") == runs);
+        if (runs) CHECK(cell.at("outputs").empty());
+        if (runs) CHECK(cell.at("execution_count").is_null());
+        CHECK(!cell.contains("id"));                   // those came with 4.5
+        for (const json& line : cell.at("source")) code += runs ? line.get<std::string>() : "";
+    }
+    CHECK(j.at("nbformat_minor") < 5);
+    CHECK(code.starts_with("REPOSITORY = "));
+    for (const char* target : {"deps", "gpu-check"}) {
+        CHECK(contains(code, std::string("!make ") + target));
+        CHECK(contains(get("Makefile"), std::string("\n") + target + ":"));
+    }
+    CHECK(contains(code, "!gpu/table.sh\n"));
+}
+
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Proves the GPU path where a GPU is found, in under nine minutes, and writes gpu/<card>-<driver>.json. Called by
 # `make gpu-check`, with what the Makefile knows: NVCC, CUDA_ARCHS, MAKE, KERNEL_SUITES, MODEL_SUITES, LAYOUT_SUITES, LOOKS.
-#   dev/gpu_check/check.sh [--minutes N] [STAGE...]   those stages; none: all. A stage that fails stops no other
+#   dev/gpu_check/check.sh [--minutes N] [STAGE...]   those stages; none: all. A stage that fails stops no other; 9 minutes
 #   dev/gpu_check/check.sh --list                     stages and the seconds that each may take
 #   dev/gpu_check/check.sh --dry                      what each stage would run, and nothing is run
 #   dev/gpu_check/check.sh --cpu --to FILE            the same on the CPU build in small, marked `cpu, not a result`
@@ -328,7 +328,7 @@ qwen2.5-1.5b fp8 100'
 fi
 began=$SECONDS
 while read -r name seconds _ <&3; do
-    [ -n "$wanted" ] && [[ $wanted != *" $name "* ]] || stage "$name" "$seconds"
+    [ -n "$wanted" ] && [[ $wanted != *" $name "* ]] || stage "$name" $((seconds * minutes / 9))
 done 3< <(list)
 file=${to:-gpu/$(tr -cs 'A-Za-z0-9.\n' - <<< "$card-$driver" | tr A-Z a-z | sed 's/^nvidia-//').json}
 json "$([ -z "$cpu" ] || echo 'cpu, not a result')" > "$file"
