@@ -93,6 +93,7 @@ struct Rank {
     Mesh mesh = {};
     Engine* engine = nullptr;
     int team = default_team(), gpu = 0;
+    cudaStream_t stream = nullptr;                     // of its computation
     bool first() const { return mesh.rank == 0; }
 };
 

@@ -22,6 +22,7 @@
 #include "device/vector.h"
 #include "device/math.h"
 #include <exception>
+#include <memory>
 
 namespace baretrain {
 
@@ -35,6 +36,7 @@ struct Device {
     bool dry = false;
     long launches = 0;
     Watch* watch = nullptr;                            // not owned; null: nobody looks
+    std::shared_ptr<Staging> staging = std::make_shared<Staging>();
 
     void mark(Mark what, long index, double bytes = 0) const { if (watch) watch->mark(what, index, bytes); }
 };
@@ -99,6 +101,11 @@ void launch(Device& d, Grid g, void (*kernel)(Params...), Args... args) {
 // Bytes between host and device, in either direction; both sides are usable when it returns.
 inline void copy_bytes(Device& d, void* to, const void* from, size_t bytes) {
     if (bytes && !d.dry) device_copy(to, from, bytes, d.stream);
+}
+// From the host to the device, in the order of the stream: `from` may be written again when it returns, which it does
+// without waiting for the device.
+inline void upload_bytes(Device& d, void* to, const void* from, size_t bytes) {
+    if (bytes && !d.dry) d.staging->send(to, from, bytes, d.stream);
 }
 // Until all that was started is done; at once on CPU builds.
 inline void wait(Device& d) {

@@ -202,7 +202,7 @@ template <class T> struct Inference {
     Context<T> context;
     Inference(Arena& arena, const ModelShape& shape, long longest, const Rank& rank = {})
         : params(shape, 1, {rank.mesh.size(Axis::tp), rank.mesh.at(Axis::tp)}),
-          device{.index = rank.gpu, .team = rank.team, .dry = arena.dry()}, matmul(device),
+          device{.index = rank.gpu, .team = rank.team, .stream = rank.stream, .dry = arena.dry()}, matmul(device),
           comm(device, rank.mesh, rank.engine, checked_build), weights(arena, params, comm),
           rope(arena.take<Real<T>>(shape.rotary() ? longest : 0, shape.head_dim)),
           context{device, matmul, arena, params.local(), rope, comm} {

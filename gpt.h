@@ -48,7 +48,7 @@ private:
     }
     View<const int> put(Device& d, const std::vector<int>& host) {
         const View<int> v = space_.row_range(next_++, 1).col_range(0, long(host.size()));
-        copy_bytes(d, v.data, host.data(), host.size() * sizeof(int));
+        upload_bytes(d, v.data, host.data(), host.size() * sizeof(int));
         return v;
     }
     RunViews put(Device& d, const Runs& r) { return {put(d, r.rows), put(d, r.starts), put(d, r.keys)}; }
@@ -275,9 +275,9 @@ void head_logprobs(Context<T>& c, View<Real<T>> logprob, const Linear<T>& head, 
 }
 
 // Cross-entropy, forward and backward of a chunk at once, so that logits are computed once. logprob: (1, N) and dx: (N,
-// C) are overwritten, the head's gradient overwritten or added to. weight: -1 / trained tokens of the whole step.
+// C) are overwritten, the head's gradient overwritten or added to. weight: (1, 1), -1 / trained tokens of the step.
 template <class T> void head_backward(Context<T>& c, View<T> dx, View<Real<T>> logprob, Input<T> x,
-                                      View<const int> targets, Real<T> weight, Learned<Linear, T> head) {
+                                      View<const int> targets, Input<Real<T>> weight, Learned<Linear, T> head) {
     for_each_logits<T>(c, head.w, x, [&](long first, long n, View<Real<T>> logits) {
         Scratch s(c.scratch);
         View<T> dlogits;

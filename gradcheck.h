@@ -187,10 +187,10 @@ inline void loss(Bench& b) {
             [=, &b] { logprobs_forward<double>(b.d, logprob, lse, z, targets); },
             [=, &b] { logprobs_backward<double>(b.d, dz, z, lse, targets, u); });
     const V equal = b.take(1, N);
-    write(b.d, equal, std::vector<double>(size_t(N), -0.25));
+    write(b.d, equal, std::vector<double>(size_t(N), -0.25));   // its first is the weight of all
     b.check("cross-entropy, fused", logprob, equal, {{"logits", z, dz}},
             [=, &b] { logprobs_forward<double>(b.d, logprob, lse, z, targets); },
-            [=, &b] { cross_entropy<double>(b.d, dz, logprob, z, targets, -0.25); });
+            [=, &b] { cross_entropy<double>(b.d, dz, logprob, z, targets, equal.col_range(0, 1)); });
 }
 
 }  // namespace gradient

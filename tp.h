@@ -112,7 +112,7 @@ void vocabulary_logprobs(Context<T>& c, View<Real<T>> logprob, View<Real<T>> lse
 // Cross-entropy and its gradient; weight: -1 / trained tokens of the whole step. dlogits may be the memory of logits.
 template <class T>
 void vocabulary_cross_entropy(Context<T>& c, View<T> dlogits, View<Real<T>> logprob, View<Real<T>> logits,
-                              View<const int> targets, Real<T> weight, long first) {
+                              View<const int> targets, Input<Real<T>> weight, long first) {
     if (c.comm.size(Axis::tp) == 1) return cross_entropy<T>(c.device, dlogits, logprob, logits, targets, weight);
     Scratch s(c.scratch);
     const auto lse = s.take<Real<T>>(1, logits.rows);

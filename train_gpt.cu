@@ -15,13 +15,12 @@ struct StepResult {
     bool skipped;
 };
 
-// The gradient of the loss, summed over `micros`, into the gradient store. Log-probabilities go to t.logprobs.
-template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros, long trained) {
-    using R = Real<T>;
+// The gradient of the loss, summed over `micros`, into the gradient store. Log-probabilities go to t.logprobs. The loss
+// is that of a token: t.control has how many the whole step trains.
+template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros) {
     Context<T>& c = t.context;
     const long blocks = t.params.shape().layers;
-    const R weight = trained ? R(-1.0 / double(trained)) : R(0);   // the only scaling: everything after it is a sum
-
+    loss_weight(t.device, t.weight, View<const double>(t.control));   // the only scaling: the rest are sums
     t.grads.begin_step(long(micros.size()));
     for (size_t i = 0; i < micros.size(); ++i) {
         t.device.mark(Mark::micro, long(i));
@@ -42,7 +41,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
         enter(c, t.final, t.final_stats, x, ends->norm);
 
         auto dends = t.grads.open(ends_unit);
-        head_backward(c, dfinal, t.logprobs.row_range(long(i), 1), t.final, rows.targets, weight,
+        head_backward(c, dfinal, t.logprobs.row_range(long(i), 1), t.final, rows.targets, t.weight,
                       {ends->head, dends->head, dends.write});
         zero(t.device, dx);
         enter_backward(c, dx, dfinal, x, t.final_stats, {ends->norm, dends->norm, dends.write});
@@ -61,37 +60,43 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
     t.grads.finish();
     sum_shared_grads(c, t.params, t.weights, t.grads);
 }
+template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros, long trained) {
+    const double control[] = {double(trained), 0};
+    upload_bytes(t.device, t.control.data, control, sizeof control);
+    gradients(t, micros);
+}
 
 // One optimizer step. A step without a trained token, or with a loss or a gradient that is not finite, leaves the
-// weights and moments as they are.
+// weights and moments as they are. The host waits once, at the end: for the loss.
 template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>& micros) {
     require_equal(long(micros.size()), t.micro_batches(), "train_step: micro-batches of a step");
     double here = 0;
     for (const Rows& m : micros) here += double(m.trained());
-    const auto [tokens, stops] = t.agree({here, t.stop ? 1.0 : 0.0}, "control");   // of all ranks, before anything else
-    const long trained = long(tokens);
-    t.stop = stops > 0;
+    const double mine[] = {here, t.stop ? 1.0 : 0.0};
+    upload_bytes(t.device, t.control.data, mine, sizeof mine);
+    t.join(t.control, "control");                      // of all ranks, before anything else
     t.stats.begin_step(t.device, t.step + 1);
-    gradients(t, micros, trained);
+    gradients(t, micros);
     square_gradients(t);
+    sum_logprobs(t);
 
-    const std::vector<double> logprobs = logprobs_of(t);
-    const double logprob = t.agree({std::accumulate(logprobs.begin(), logprobs.end(), 0.0), 0}, "loss")[0];
     const Config& c = t.config;
     const double count = double(t.step + 1);
     StepState now{.lr = learning_rate(schedule_of(c), t.step), .beta1 = c.beta1, .beta2 = c.beta2, .eps = c.eps,
                   .decay = c.weight_decay, .correct1 = 1 - std::pow(c.beta1, count),
-                  .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .loss = -logprob, .norm = 0, .scale = 1,
-                  .skip = 0, .trained = trained, .seed = uint64_t(c.seed), .step = uint64_t(t.step)};
-    copy_bytes(t.device, t.state.data, &now, sizeof now);
+                  .correct2 = 1 - std::pow(c.beta2, count), .max_norm = c.clip, .loss = 0, .norm = 0, .scale = 1,
+                  .skip = 0, .trained = 0, .seed = uint64_t(c.seed), .step = uint64_t(t.step), .stop = 0};
+    upload_bytes(t.device, t.state.data, &now, sizeof now);
+    agreed(t.device, t.state, t.control, t.loss);
     decide(t.device, t.state, t.norm);
     t.stats.tensors(t.device, t.optimizer, t.grads, t.state);
     t.optimizer.update(t.device, t.grads, t.state);
 
     copy_bytes(t.device, &now, t.state.data, sizeof now);
     t.step += 1;
-    t.tokens += trained;
-    return {trained ? -logprob / double(trained) : 0, now.norm, trained, now.skip != 0};
+    t.tokens += now.trained;
+    t.stop = now.stop != 0;
+    return {now.trained ? now.loss / double(now.trained) : 0, now.norm, now.trained, now.skip != 0};
 }
 
 template <class T> std::vector<Rows> next_rows(Trainer<T>& t, const Loader& data) {
@@ -317,7 +322,7 @@ template <class T> int train(Config config, const Resume& from, const World& wor
                      std::move(corpus), begin, world};
     return run_ranks(world, ranks, [&](int rank) { return mesh_of(run.config, rank); },
                      [&](const Mesh& mesh, Engine* engine, const Device& d) {
-        return train_rank(run, {mesh, engine, d.team, d.index});
+        return train_rank(run, {mesh, engine, d.team, d.index, d.stream});
     });
 }
 

@@ -61,7 +61,10 @@ template <class T> struct Trainer {
     RowBuffers rows;
     Matmul matmul;
     View<R> rope, logprobs;                            // (seq, D); (micro-batches, N)
-    View<double> squares, norm, control;               // parts of a sum of squares, unit after unit; the sum; agree()
+    View<double> squares, norm;                        // parts of a sum of squares, unit after unit; the sum
+    View<double> control, loss;                        // (1, 2) each: agree(), and agreed on in a step
+    View<double> sums;                                 // parts of the sum of logprobs
+    View<R> weight;                                    // of a trained row's log-probability in the loss
     View<StepState> state;
     Stats<T> stats;
     View<R> final_stats;                               // (n, 2)
@@ -76,7 +79,8 @@ template <class T> struct Trainer {
     std::map<std::string, std::string> brought;        // files of --model DIR, for its checkpoints
 
     Trainer(const Config& config, const Params& params, Arena& arena, const Rank& rank = {})
-        : config(config), params(params), device{.index = rank.gpu, .team = rank.team, .dry = arena.dry()},
+        : config(config), params(params), 
+          device{.index = rank.gpu, .team = rank.team, .stream = rank.stream, .dry = arena.dry()},
           comm(device, rank.mesh, rank.engine, config.check_collectives), arena(arena),
           weight_store(make_weights<T>(config, arena.part("weights"), params, comm)),
           grad_store(make_grads<R>(config, arena.part("gradients"), params, comm)), weights(*weight_store),
@@ -86,7 +90,9 @@ template <class T> struct Trainer {
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
           logprobs(arena.take<R>(micro_batches(), micro_rows())),
           squares(arena.take<double>(1, gradient_parts())), norm(arena.take<double>(1, 1)),
-          control(arena.take<double>(1, 2)), state(arena.take<StepState>(1, 1)),
+          control(arena.take<double>(1, 2)), loss(arena.take<double>(1, 2)),
+          sums(arena.take<double>(1, square_parts(logprobs.count()))), weight(arena.take<R>(1, 1)),
+          state(arena.take<StepState>(1, 1)),
           stats(arena, params, comm, micro_rows(), config.stats),
           final_stats(arena.part("activations").take<R>(my_rows(), 2)),
           embedded(arena.take<T>(my_rows(), config.shape.dim)),
@@ -113,11 +119,14 @@ template <class T> struct Trainer {
         return grads.owned(unit).col_range(r.first - owned.first, r.count);
     }
     View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
-    // The sums of two numbers over the data-parallel ranks; where ranks of tp differ, the largest.
+    // Two numbers become their sums over the data-parallel ranks; where ranks of tp differ, the largest.
+    void join(View<double> two, const char* what) {
+        comm.sum_dp(two, {what});
+        comm.await(comm.max(Axis::tp, two, {what}));   // equal on all of tp, but for a wish of one of them
+    }
     std::array<double, 2> agree(std::array<double, 2> mine, const char* what) {
         copy_bytes(device, control.data, mine.data(), sizeof mine);
-        comm.sum_dp(control, {what});
-        comm.await(comm.max(Axis::tp, control, {what}));   // equal on all of tp, but for a wish of one of them
+        join(control, what);
         copy_bytes(device, mine.data(), control.data, sizeof mine);
         return mine;
     }
@@ -134,6 +143,15 @@ template <class T> void square_gradients(Trainer<T>& t) {
     }
     add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
     for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.sum(a, t.norm, {"norm"}));
+}
+
+// Sums up the log-probabilities of the step, over all ranks, into t.loss.
+template <class T> void sum_logprobs(Trainer<T>& t) {
+    using R = Real<T>;
+    add_elements<R>(t.device, t.sums, View<const R>(t.logprobs));
+    zero(t.device, t.loss);
+    add_parts(t.device, t.loss.col_range(0, 1), View<const double>(t.sums.data, t.sums.cols, 1), Write::over);
+    t.join(t.loss, "loss");
 }
 
 // Log-probabilities of the targets of the last step, one micro-batch behind the other.

@@ -1,7 +1,9 @@
 // nccl.h - one GPU a rank, which is a thread or a process, by NCCL (2.18 or newer): beside the computation.
 // Copy with: comm/combine.h and what it names
-// A started call waits for what was computed before it, on a stream of its own; what is computed after await() waits
-// for the call; the host waits for neither. So a second thread looks out for errors, and ends what would never end.
+// A started call waits for what was computed before it, on a stream that is not the computation's: sums and maxima
+// have one, all other calls another, each with communicators of its own, so that a gather does not queue behind
+// gradients. What is computed after await() waits for the call; the host waits for neither. So a second
+// thread looks out for errors, and ends what would never end.
 // Sums are NCCL's: right within rounding, not to the bit; and a maximum, as NCCL's loses a NaN, is gathered and found
 // here. Compiled and linked; it has not yet run on a GPU. Without -DBT_NCCL, and on CPU builds: stand-ins.
 #pragma once
@@ -42,11 +44,15 @@ public:
         ncclUniqueId unique;
         require_equal(long(id.size()), long(sizeof unique.internal), "nccl: bytes of an id");
         memcpy(unique.internal, id.data(), id.size());
-        check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-        check(ncclCommInitRank(&comms_[5], mesh.ranks(), unique, mesh.rank));
-        for (Axis a : all_axes)
-            if (mesh.size(a) > 1)
-                check(ncclCommSplit(comms_[5], mesh.peer(a, 0), mesh.at(a), &comms_[size_t(a)], nullptr));
+        check(ncclCommInitRank(&comms_.emplace_back(), mesh.ranks(), unique, mesh.rank));
+        for (Queue& q : queues_) {
+            check(cudaStreamCreateWithFlags(&q.stream, cudaStreamNonBlocking));
+            for (Axis a : all_axes)
+                if (mesh.size(a) > 1) {
+                    check(ncclCommSplit(comms_[0], mesh.peer(a, 0), mesh.at(a), &comms_.emplace_back(), nullptr));
+                    q.comms[size_t(a)] = comms_.back();
+                }
+        }
         lookout_ = std::thread([this] { look_out(); });
     }
     ~NcclEngine() override {
@@ -54,17 +60,17 @@ public:
         lookout_.join();
         for (ncclComm_t c : comms_)
             if (error_.empty() && c) ncclCommDestroy(c);
-        cudaStreamDestroy(stream_);
+        for (Queue& q : queues_) cudaStreamDestroy(q.stream);
     }
     long start(const Call& c) override {
         const std::lock_guard lock(mutex_);
         if (!error_.empty()) throw Aborted(error_);
-        follow(stream_, mark(device_.stream));
+        follow(queue(c).stream, mark(device_.stream));
         under_way_[++tickets_] = {c, nullptr};
         if (c.pair()) return pairs_.push_back(tickets_), tickets_;
         issue_pairs();
         issue(c);
-        under_way_[tickets_].done = mark(stream_);
+        under_way_[tickets_].done = mark(queue(c).stream);
         return tickets_;
     }
     long await(long ticket) override {
@@ -86,6 +92,8 @@ public:
     }
 private:
     struct Mine { Call call; cudaEvent_t done; };
+    struct Queue { cudaStream_t stream = nullptr; std::array<ncclComm_t, 5> comms{}; };   // by axis
+    Queue& queue(const Call& c) { return queues_[c.adds()]; }
     static cudaEvent_t mark(cudaStream_t stream) {
         cudaEvent_t e;
         check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
@@ -99,7 +107,8 @@ private:
     void issue(const Call& c) {
         static constexpr ncclDataType_t types[] = {ncclFloat64, ncclFloat32, ncclBfloat16, ncclInt8};
         const ncclDataType_t type = types[int(c.type)];
-        const ncclComm_t comm = comms_[size_t(c.axis)];
+        const auto [stream, comms] = queue(c);
+        const ncclComm_t comm = comms[size_t(c.axis)];
         const int n = mesh_.size(c.axis);
         const size_t count = size_t(c.count), part = count / size_t(n);
         const long bytes = c.bytes() / n;
@@ -107,33 +116,33 @@ private:
         const char* const from = static_cast<const char*>(c.from);
         const Where at = c.where;
         switch (c.op) {
-        case Op::gather: check(ncclAllGather(from, data, part, type, comm, stream_), at); break;
+        case Op::gather: check(ncclAllGather(from, data, part, type, comm, stream), at); break;
         case Op::scatter:
-            check(ncclReduceScatter(data, data + mesh_.at(c.axis) * bytes, part, type, ncclSum, comm, stream_), at);
+            check(ncclReduceScatter(data, data + mesh_.at(c.axis) * bytes, part, type, ncclSum, comm, stream), at);
             break;
-        case Op::sum: check(ncclAllReduce(data, data, count, type, ncclSum, comm, stream_), at); break;
+        case Op::sum: check(ncclAllReduce(data, data, count, type, ncclSum, comm, stream), at); break;
         case Op::max:
             if (size_t(n * c.bytes()) > scratch_.bytes()) scratch_ = Buffer(size_t(n * c.bytes()));
-            check(ncclAllGather(data, scratch_.data(), count, type, comm, stream_), at);
-            with_type(c.type, [&](auto zero) {
+            check(ncclAllGather(data, scratch_.data(), count, type, comm, stream), at);
+            with_type(c.type, [&, stream = stream](auto zero) {
                 using T = decltype(zero);
                 Sources<T> all{};
                 for (int r = 0; r < n; ++r) all.of[r] = static_cast<const T*>(scratch_.data()) + r * c.count;
-                Device d{.stream = stream_};
+                Device d{.index = device_.index, .stream = stream};
                 combine(d, static_cast<T*>(c.data), all, n, c.count, false);
             });
             break;
         case Op::all_to_all:
             check(ncclGroupStart());
             for (int r = 0; r < n; ++r) {
-                check(ncclSend(from + r * bytes, part, type, r, comm, stream_), at);
-                check(ncclRecv(data + r * bytes, part, type, r, comm, stream_), at);
+                check(ncclSend(from + r * bytes, part, type, r, comm, stream), at);
+                check(ncclRecv(data + r * bytes, part, type, r, comm, stream), at);
             }
             check(ncclGroupEnd());
             break;
-        case Op::broadcast: check(ncclBroadcast(data, data, count, type, c.peer, comm, stream_), at); break;
-        case Op::send: check(ncclSend(data, count, type, c.peer, comm, stream_), at); break;
-        case Op::receive: check(ncclRecv(data, count, type, c.peer, comm, stream_), at); break;
+        case Op::broadcast: check(ncclBroadcast(data, data, count, type, c.peer, comm, stream), at); break;
+        case Op::send: check(ncclSend(data, count, type, c.peer, comm, stream), at); break;
+        case Op::receive: check(ncclRecv(data, count, type, c.peer, comm, stream), at); break;
         }
     }
     // A send on its own could wait for a receive that stands behind another send: those started together go together.
@@ -141,7 +150,7 @@ private:
         check(ncclGroupStart());
         for (long ticket : pairs_) issue(under_way_.at(ticket).call);
         check(ncclGroupEnd());
-        for (long ticket : pairs_) under_way_.at(ticket).done = mark(stream_);
+        for (long ticket : pairs_) under_way_.at(ticket).done = mark(queues_[0].stream);
         pairs_.clear();
     }
     void look_out() {
@@ -160,8 +169,8 @@ private:
     const Mesh mesh_;
     const Device device_;
     const std::function<std::string()> failed_;
-    cudaStream_t stream_ = nullptr;
-    std::array<ncclComm_t, 6> comms_{};                // of the axes, and of all ranks
+    std::array<Queue, 2> queues_;                      // of what moves, and of what adds
+    std::vector<ncclComm_t> comms_;                    // all of them; first that of all ranks
     Buffer scratch_;                                   // of maxima
     std::map<long, Mine> under_way_;
     std::vector<long> pairs_;                          // started, not yet issued

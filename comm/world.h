@@ -96,8 +96,8 @@ int as_launched(Get get, const std::string& rendezvous, Body body, Report report
 template <class MeshOf, class Body> int run_ranks(const World& w, int n, MeshOf mesh_of, Body body) {
     const auto device = [&](int thread) { return Device{.index = w.gpu(thread, n), .team = w.team(n)}; };
     if (w.ranks) {
-        const Device d = device(0);
-        use_device(d.index);
+        Device d = device(0);
+        use_device(d.index), d.stream = new_stream();
         const std::unique_ptr<Engine> engine = w.join(mesh_of(w.rank), d);
         try {
             return body(mesh_of(w.rank), engine.get(), d);
@@ -109,8 +109,8 @@ template <class MeshOf, class Body> int run_ranks(const World& w, int n, MeshOf 
     const std::string id = w.threads_by_nccl(n) ? nccl_id() : "";
     std::vector<int> status(size_t(n), 0);
     run_threads(threads, n, [&](int rank) {
-        const Device d = device(rank);
-        use_device(d.index);
+        Device d = device(rank);
+        use_device(d.index), d.stream = new_stream();
         const Mesh mesh = mesh_of(rank);
         std::unique_ptr<Engine> engine;
         if (id.empty()) engine = std::make_unique<ThreadEngine>(threads, mesh, d);

@@ -27,7 +27,7 @@ template <class Run> int run_planned(const Config& c, const World& world, Run ru
     const size_t bytes = run(Arena(), Rank{mesh(0)});
     require_memory(bytes * size_t(world.neighbours(ranks)));
     return run_ranks(world, ranks, mesh, [&](const Mesh& mine, Engine* engine, const Device& d) {
-        run(Arena(bytes), Rank{mine, engine, d.team, d.index});
+        run(Arena(bytes), Rank{mine, engine, d.team, d.index, d.stream});
         return 0;
     });
 }

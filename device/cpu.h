@@ -74,6 +74,7 @@ inline std::string device_name(int) { return "CPU"; }
 inline int device_count() { return 0; }
 inline int device_capability(int) { return 0; }
 inline void use_device(int) {}
+inline cudaStream_t new_stream() { return nullptr; }
 inline size_t device_memory() { return 0; }             // free bytes of its own; 0: it uses the host's
 
 inline int default_team() {
@@ -105,6 +106,9 @@ inline void device_free(void* p, [[maybe_unused]] size_t bytes) {
 #endif
 }
 inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
+struct Staging {                                       // see cuda.h
+    void send(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
+};
 inline void device_fill(void* p, int byte, size_t bytes, cudaStream_t) { std::memset(p, byte, bytes); }
 inline void device_wait(cudaStream_t) {}
 

@@ -51,6 +51,12 @@ inline int device_capability(int index) {
     return most;
 }
 inline void use_device(int index) { check(cudaSetDevice(index)); }   // by this thread, from now on
+// Of a rank's computation; lives as long as the process.
+inline cudaStream_t new_stream() {
+    cudaStream_t s = nullptr;
+    check(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    return s;
+}
 
 inline size_t device_memory() {
     size_t free = 0, total = 0;
@@ -64,6 +70,7 @@ inline void* device_allocate(size_t bytes) {
     void* p = nullptr;
     check(cudaMalloc(&p, bytes));
     check(cudaMemset(p, 0, bytes));
+    check(cudaStreamSynchronize(nullptr));             // streams of ranks do not wait for it
     return p;
 }
 inline void device_free(void* p, size_t) { cudaFree(p); }
@@ -73,6 +80,40 @@ inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t s
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
     check(cudaStreamSynchronize(stream));
 }
+// Host memory from which copies leave without a wait: what is sent is copied to it first. Two halves by turns; one is
+// written again when the copies out of it are done.
+class Staging {
+public:
+    Staging() = default;
+    Staging(const Staging&) = delete;
+    ~Staging() {
+        if (memory_) cudaFreeHost(memory_);
+        for (cudaEvent_t e : sent_) if (e) cudaEventDestroy(e);
+    }
+    // `from` may be written again when it returns; `to` is there for what comes later.
+    void send(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+        if (bytes > half) return device_copy(to, from, bytes, stream);
+        if (!memory_) {
+            check(cudaMallocHost(&memory_, 2 * half));
+            for (cudaEvent_t& e : sent_) check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+        }
+        if (used_ + bytes > half) {
+            check(cudaEventRecord(sent_[turn_], stream));
+            turn_ ^= 1, used_ = 0;
+            check(cudaEventSynchronize(sent_[turn_]));
+        }
+        char* const here = static_cast<char*>(memory_) + turn_ * half + used_;
+        memcpy(here, from, bytes);
+        check(cudaMemcpyAsync(to, here, bytes, cudaMemcpyHostToDevice, stream));
+        used_ += (bytes + 255) / 256 * 256;
+    }
+private:
+    static constexpr size_t half = size_t(8) << 20;
+    void* memory_ = nullptr;
+    cudaEvent_t sent_[2] = {};
+    size_t used_ = 0;
+    int turn_ = 0;
+};
 inline void device_wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream)); }
 inline void device_fill(void* p, int byte, size_t bytes, cudaStream_t stream) {
     check(cudaMemsetAsync(p, byte, bytes, stream));

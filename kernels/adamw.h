@@ -19,7 +19,17 @@ struct StepState {
     int skip;                                          // by decide(): 1 if norm or loss is not finite or trained is 0
     long trained;                                      // trained tokens of the step; 0: weights and moments stay put
     uint64_t seed, step;                               // of the random numbers that round
+    int stop;                                          // some rank wishes to
 };
+
+// What the ranks have agreed on: trained tokens and wishes to stop, and the sum of log-probabilities.
+inline __global__ void agreed_kernel(StepState* s, const double* control, const double* logprobs) {
+    if (threadIdx.x) return;
+    s->trained = long(control[0]), s->stop = control[1] > 0, s->loss = -logprobs[0];
+}
+inline void agreed(Device& d, View<StepState> s, View<const double> control, View<const double> logprobs) {
+    launch(d, Grid(1, 32).moves(s), agreed_kernel, s.data, control.data, logprobs.data);
+}
 
 // Norm, clip scale and skip, from the parts of the sum of squares of the gradient. One thread: they are added in order.
 template <class P> __global__ void decide_kernel(StepState* s, const P* parts, long n) {

@@ -59,13 +59,13 @@ __global__ void logprobs_backward_kernel(LogitGrad<T> g, const Real<T>* z, const
 // Bytes: a row of 200 KB is read three times: maximum, sum, gradient.
 template <class T>
 __global__ void cross_entropy_kernel(LogitGrad<T> g, Real<T>* logprob, const Real<T>* z, const int* targets,
-                                     Real<T> weight, long V, long stride) {
+                                     const Real<T>* weight, long V, long stride) {
     const long n = blockIdx.x;
     const int target = targets[n];
     z += n * stride;
     const Real<T> total = row_logsumexp(z, V);
     if (threadIdx.x == 0) logprob[n] = target == ignored ? Real<T>(0) : z[target] - total;
-    row_gradient(g.dz + n * g.stride, z, V, total, target, weight);
+    row_gradient(g.dz + n * g.stride, z, V, total, target, *weight);
 }
 
 // ---- of a part of the vocabulary ------------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ __global__ void join_parts_kernel(R* lse, PartSums<R> sums, const int* targets) 
 
 template <class T>
 __global__ void part_gradient_kernel(LogitGrad<T> g, const Real<T>* z, const Real<T>* lse, const int* targets,
-                                     Real<T> weight, long V, long stride, long first) {
+                                     const Real<T>* weight, long V, long stride, long first) {
     const long n = blockIdx.x;
-    row_gradient(g.dz + n * g.stride, z + n * stride, V, lse[n], targets[n], weight, first);
+    row_gradient(g.dz + n * g.stride, z + n * stride, V, lse[n], targets[n], *weight, first);
 }
 
 // top: (1, N), overwritten. logits: (N, V).
@@ -130,10 +130,10 @@ void join_parts(Device& d, View<R> lse, View<R> logprob, View<const R> exps, Vie
 // dlogits: (N, V), overwritten: weight times the gradient of the log-probabilities. lse: of the whole vocabulary.
 template <class T>
 void part_gradient(Device& d, View<T> dlogits, View<const Real<T>> logits, View<const Real<T>> lse,
-                   View<const int> targets, Real<T> weight, long first) {
+                   View<const int> targets, View<const Real<T>> weight, long first) {
     const LogitGrad<T> g{dlogits.data, dlogits.stride};
     launch(d, Grid(logits.rows).moves(dlogits, logits), part_gradient_kernel<T>, g, logits.data, lse.data,
-           targets.data, weight, logits.cols, logits.stride, first);
+           targets.data, weight.data, logits.cols, logits.stride, first);
 }
 
 // ---- of all of it ---------------------------------------------------------------------------------------------------
@@ -156,15 +156,23 @@ void logprobs_backward(Device& d, View<T> dlogits, View<const Real<T>> logits, V
            targets.data, weights.data, logits.cols, logits.stride);
 }
 
+// weight: one number, overwritten: -1 / trained, 0 where nothing is. trained: the tokens of the whole step.
+template <class R> __global__ void loss_weight_kernel(R* weight, const double* trained) {
+    if (threadIdx.x == 0) *weight = *trained > 0 ? R(-1 / *trained) : R(0);
+}
+template <class R> void loss_weight(Device& d, View<R> weight, View<const double> trained) {
+    launch(d, Grid(1, 32).moves(weight, weight), loss_weight_kernel<R>, weight.data, trained.data);
+}
+
 // Both at once, with one weight for all rows. logprob: (1, N) and dlogits: (N, V) are overwritten.
 template <class T>
 void cross_entropy(Device& d, View<T> dlogits, View<Real<T>> logprob, View<const Real<T>> logits,
-                   View<const int> targets, Real<T> weight) {
+                   View<const int> targets, View<const Real<T>> weight) {
     require_equal(targets.cols, logits.rows, "cross_entropy: one target a row");
     require_equal(dlogits.cols, logits.cols, "cross_entropy: classes of dlogits and logits");
     const LogitGrad<T> g{dlogits.data, dlogits.stride};
     launch(d, Grid(logits.rows).moves(dlogits, logits), cross_entropy_kernel<T>, g, logprob.data, logits.data,
-           targets.data, weight, logits.cols, logits.stride);
+           targets.data, weight.data, logits.cols, logits.stride);
 }
 
 }  // namespace baretrain

@@ -63,6 +63,20 @@ template <class R> __global__ void square_parts_kernel(double* parts, const R* x
     if (threadIdx.x == 0) parts[blockIdx.x] = double(sum);
 }
 
+// The same without the squares, in double.
+template <class R> __global__ void element_parts_kernel(double* parts, const R* x, long n) {
+    const long begin = blockIdx.x * square_span, end = begin + square_span < n ? begin + square_span : n;
+    double sum = 0;
+    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) sum += double(x[i]);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+// parts: (1, square_parts(n)), overwritten; their sum, taken in order, is that of the n elements of x, without gaps.
+template <class R> void add_elements(Device& d, View<double> parts, View<const R> x) {
+    require_equal(parts.count(), square_parts(x.count()), "add_elements: one part a span");
+    launch(d, Grid(parts.count()).moves(x), element_parts_kernel<R>, parts.data, x.data, x.count());
+}
+
 // Squares, zeros and the largest magnitude of a span, in double: the squares of second moments are below all floats.
 inline constexpr long magnitude_sums = 2, magnitudes = 3;
 template <class T> __global__ void magnitude_parts_kernel(double* parts, const T* x, long n) {

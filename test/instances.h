@@ -13,6 +13,7 @@
     EXTERN template class Generator<T>;                                                                                \
     EXTERN template View<T> block_forward(Context<T>&, const Weights<T>&, const BlockActs<T>&, Input<T>,               \
                                           const RowViews&, const KvCache<T>*);                                         \
+    EXTERN template void gradients(Trainer<T>&, const std::vector<Rows>&);                                             \
     EXTERN template void gradients(Trainer<T>&, const std::vector<Rows>&, long);                                       \
     EXTERN template StepResult train_step(Trainer<T>&, const std::vector<Rows>&);                                      \
     EXTERN template Plan plan_of<T>(const Config&, const Params&, size_t);                                             \

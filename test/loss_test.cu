@@ -96,7 +96,7 @@ TEST_CASE_TEMPLATE("cross-entropy equals the fp64 log-sum-exp; each gradient row
             const Tensor<int> tt = on_device(targets);
             Tensor<R> logprob(1, N);
             Tensor<T> dz(N, V, noise<T>(N * V, 3));
-            cross_entropy<T>(d, dz, logprob, tz.in(), tt.in(), R(weight));
+            cross_entropy<T>(d, dz, logprob, tz.in(), tt.in(), Tensor<R>(1, 1, Numbers{double(R(weight))}).in());
             CHECK(relative_error(truth.logprob, logprob.get()) <= tolerance<R>());
             const Numbers got = dz.get();
             CHECK(relative_error(gradient(truth, targets, Numbers(size_t(N), weight)), got) <= 3 * tolerance<T>());
@@ -151,7 +151,7 @@ TEST_CASE_TEMPLATE("parts of a vocabulary give the log-probabilities and the gra
                 const long width = firsts[part + 1] - firsts[part];
                 const Tensor<R> tz(N, width, columns(z, part));
                 Tensor<T> dz(N, width, noise<T>(N * width, 3));
-                part_gradient<T>(d, dz, tz.in(), lse.in(), tt.in(), R(-0.25), firsts[part]);
+                part_gradient<T>(d, dz, tz.in(), lse.in(), tt.in(), Tensor<R>(1, 1, Numbers{double(R(-0.25))}).in(), firsts[part]);
                 CHECK(relative_error(columns(want, part), dz.get()) <= 3 * tolerance<T>());
                 dz.check_guard();
             }
@@ -189,8 +189,8 @@ TEST_CASE_TEMPLATE("the gradient may overwrite the logits", T, float, double) {
     for_each_block_size([&](Device& d) {
         Tensor<T> z(N, V, logits<T>(N * V, 5)), dz(N, V), logprob(1, N), same_logprob(1, N), lse(1, N);
         const Tensor<T> weight(1, N, Numbers(N, -0.5));
-        cross_entropy<T>(d, dz, logprob, z.in(), tt.in(), T(-0.5));
-        cross_entropy<T>(d, z, same_logprob, z.in(), tt.in(), T(-0.5));
+        cross_entropy<T>(d, dz, logprob, z.in(), tt.in(), Tensor<T>(1, 1, Numbers{double(T(-0.5))}).in());
+        cross_entropy<T>(d, z, same_logprob, z.in(), tt.in(), Tensor<T>(1, 1, Numbers{double(T(-0.5))}).in());
         CHECK(z.get() == dz.get());
         CHECK(logprob.get() == same_logprob.get());
         z.set(logits<T>(N * V, 5));
@@ -211,7 +211,7 @@ TEST_CASE_TEMPLATE("A5: an ignored row has logprob 0 and gradient 0, whatever it
         const Tensor<R> tz(N, V, z), weight(1, N, Numbers(N, 1));
         Tensor<R> logprob(1, N), lse(1, N);
         Tensor<T> dz(N, V, noise<T>(N * V, 3));
-        cross_entropy<T>(d, dz, logprob, tz.in(), tt.in(), R(-1));
+        cross_entropy<T>(d, dz, logprob, tz.in(), tt.in(), Tensor<R>(1, 1, Numbers{double(R(-1))}).in());
         CHECK(logprob.get() == Numbers(N, 0));
         CHECK(dz.get() == Numbers(N * V, 0));
         dz.set(noise<T>(N * V, 3));
@@ -231,7 +231,7 @@ TEST_CASE_TEMPLATE("A6: behind a prompt of five, exactly the three rows of the a
         const Tensor<R> z(N, V, logits<R>(N * V, 1));
         Tensor<R> logprob(1, N);
         Tensor<T> dz(N, V, noise<T>(N * V, 3));
-        cross_entropy<T>(d, dz, logprob, z.in(), targets.in(), R(-1));
+        cross_entropy<T>(d, dz, logprob, z.in(), targets.in(), Tensor<R>(1, 1, Numbers{double(R(-1))}).in());
         const Numbers g = dz.get();
         for (long i = 0; i < N * V; ++i) CHECK((g[size_t(i)] != 0) == (i / V >= 5));
     });
@@ -248,7 +248,7 @@ TEST_CASE_TEMPLATE("logits of ten thousand neither overflow nor vanish", T, floa
         Tensor<R> logprob(1, 2);
         Tensor<T> dz(2, 3);
         const Tensor<int> tt = on_device(targets);
-        cross_entropy<T>(d, dz, logprob, tz.in(), tt.in(), R(-1));
+        cross_entropy<T>(d, dz, logprob, tz.in(), tt.in(), Tensor<R>(1, 1, Numbers{double(R(-1))}).in());
         CHECK(relative_error(truth.logprob, logprob.get()) <= tolerance<R>());
         CHECK(logprob.get()[0] == 0);
         // lse is 10000.69, of which float keeps the third decimal
@@ -271,8 +271,8 @@ TEST_CASE_TEMPLATE("A10: one infinite or NaN logit is noticed in its row and in 
                 const Tensor<R> spoiled(N, V, z);
                 Tensor<R> want(1, N), logprob(1, N);
                 Tensor<T> want_dz(N, V), dz(N, V);
-                cross_entropy<T>(d, want_dz, want, clean.in(), tt.in(), R(-1));
-                cross_entropy<T>(d, dz, logprob, spoiled.in(), tt.in(), R(-1));
+                cross_entropy<T>(d, want_dz, want, clean.in(), tt.in(), Tensor<R>(1, 1, Numbers{double(R(-1))}).in());
+                cross_entropy<T>(d, dz, logprob, spoiled.in(), tt.in(), Tensor<R>(1, 1, Numbers{double(R(-1))}).in());
                 const Numbers a = want.get(), b = logprob.get(), da = want_dz.get(), db = dz.get();
                 CHECK_FALSE(std::isfinite(b[1]));
                 CHECK_FALSE(std::isfinite(db[size_t(V + 4)]));
@@ -293,7 +293,7 @@ TEST_CASE_TEMPLATE("A10: a logit of minus infinity has probability 0 and gradien
     Tensor<R> logprob(1, 1);
     Tensor<T> dz(1, 3);
     const Tensor<int> tt = on_device({2});
-    cross_entropy<T>(d, dz, logprob, z.in(), tt.in(), R(-1));
+    cross_entropy<T>(d, dz, logprob, z.in(), tt.in(), Tensor<R>(1, 1, Numbers{double(R(-1))}).in());
     CHECK(logprob.get()[0] == doctest::Approx(-std::log(2.0)).epsilon(1e-6));
     CHECK(dz.get()[1] == 0);
     CHECK(dz.get()[2] == doctest::Approx(-0.5).epsilon(1e-6));
@@ -324,7 +324,7 @@ TEST_CASE_TEMPLATE("padded rows: the padding takes no probability and is not wri
             CHECK(written == 0);
             CHECK(relative_error(gradient(truth, targets, Numbers(N, -0.5)), got) <= 3 * tolerance<T>());
         };
-        cross_entropy<T>(d, dz.v.col_range(0, V), logprob, narrow, tt.in(), R(-0.5));
+        cross_entropy<T>(d, dz.v.col_range(0, V), logprob, narrow, tt.in(), Tensor<R>(1, 1, Numbers{double(R(-0.5))}).in());
         CHECK(relative_error(truth.logprob, logprob.get()) <= tolerance<R>());
         check_gradient();
         dz.set(old);
@@ -370,7 +370,7 @@ TEST_CASE("rows more than 2^32 elements apart are found") {
                 }
             return numbers;
         };
-        cross_entropy<bf16>(d, {dz, N, V, stride}, logprob, tz, tt.in(), -0.5f);
+        cross_entropy<bf16>(d, {dz, N, V, stride}, logprob, tz, tt.in(), Tensor<float>(1, 1, Numbers{-0.5}).in());
         CHECK(relative_error(want, got()) <= 3 * tolerance<bf16>());
         logprobs_forward<float>(d, logprob, lse, tz, tt.in());
         logprobs_backward<bf16>(d, {dz, N, V, stride}, tz, lse.in(), tt.in(), weight.in());
@@ -390,8 +390,8 @@ TEST_CASE("sizes that do not fit are refused") {
     CHECK_THROWS_AS(logprobs_forward<float>(d, logprob, lse, z.in(), three.in()), Error);
     CHECK_THROWS_AS(logprobs_backward<float>(d, narrow, z.in(), lse.in(), two.in(), lse.in()), Error);
     CHECK_THROWS_AS(logprobs_backward<float>(d, z, z.in(), lse.in(), two.in(), one.in()), Error);
-    CHECK_THROWS_AS(cross_entropy<float>(d, narrow, logprob, z.in(), two.in(), 1.f), Error);
-    CHECK_THROWS_AS(cross_entropy<float>(d, z, logprob, z.in(), three.in(), 1.f), Error);
+    CHECK_THROWS_AS(cross_entropy<float>(d, narrow, logprob, z.in(), two.in(), one.in()), Error);
+    CHECK_THROWS_AS(cross_entropy<float>(d, z, logprob, z.in(), three.in(), one.in()), Error);
 }
 
 }

@@ -392,6 +392,9 @@ inline void* device_allocate(size_t bytes) {
 }
 inline void device_free(void* p, size_t) { std::free(p); }
 inline void device_copy(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
+struct Staging {
+    void send(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
+};
 inline void device_fill(void* p, int byte, size_t bytes, cudaStream_t) { std::memset(p, byte, bytes); }
 inline void device_wait(cudaStream_t) {}
 

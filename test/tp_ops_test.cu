@@ -262,9 +262,10 @@ TEST_CASE("cross-entropy of a vocabulary in parts is that of the whole, with ign
                 }
             }
             const Tensor<double> logits(N, mine, my_z, part + 3);   // rows with gaps
+            const Tensor<double> scale(1, 1, Numbers{weight});
             Tensor<double> got_lse(1, N), got(1, N), again(1, N), grad(N, mine);
             vocabulary_logprobs<double>(s.c, got.v, got_lse.v, logits.in(), t.in(), first);
-            vocabulary_cross_entropy<double>(s.c, grad.v, again.v, logits.v, t.in(), weight, first);
+            vocabulary_cross_entropy<double>(s.c, grad.v, again.v, logits.v, t.in(), scale.in(), first);
             CHECK(relative_error(lse, got_lse.get()) < 1e-12);
             CHECK(relative_error(logprob, got.get()) < 1e-12);
             CHECK(again.get() == got.get());
@@ -273,7 +274,7 @@ TEST_CASE("cross-entropy of a vocabulary in parts is that of the whole, with ign
             for (size_t i = 0; i < d.size(); ++i) worst = std::max(worst, std::fabs(d[i] - dz[i]));
             CHECK(worst < 1e-12);
             logits.check_guard(), grad.check_guard();
-            vocabulary_cross_entropy<double>(s.c, logits.v, again.v, logits.v, t.in(), weight, first);   // in place
+            vocabulary_cross_entropy<double>(s.c, logits.v, again.v, logits.v, t.in(), scale.in(), first);   // in place
             CHECK(logits.get() == d);
         }, false, false);
 }

@@ -146,7 +146,7 @@ void losses(Context c) {
     const View<const R> logits = a.filled<R>(s.head, stride).col_range(0, s.V);
     const View<T> dlogits = a.make<T>(s.head, stride).col_range(0, s.V);
     const View<R> logprob = a.make<R>(1, s.head), lse = a.make<R>(1, s.head), exps = a.make<R>(1, s.head);
-    cross_entropy<T>(d, dlogits, logprob, logits, targets, R(-0.5));
+    cross_entropy<T>(d, dlogits, logprob, logits, targets, a.make<R>(1, 1));
     logprobs_forward<R>(d, logprob, lse, logits, targets);
     logprobs_backward<T>(d, dlogits, logits, lse, targets, a.filled<R>(1, s.head));
     row_max<R>(d, lse, logits);
