@@ -67,7 +67,7 @@ template <class R> __global__ void square_parts_kernel(double* parts, const R* x
 template <class R> __global__ void element_parts_kernel(double* parts, const R* x, long n) {
     const long begin = blockIdx.x * square_span, end = begin + square_span < n ? begin + square_span : n;
     double sum = 0;
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) sum += double(x[i]);
+    for_each_element(Span{begin, end}, [&](R v) { sum += double(v); }, x);
     sum = block_sum(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }

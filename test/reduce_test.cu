@@ -135,6 +135,23 @@ TEST_CASE("one and two threads give the same bits") {
     CHECK(sums[0] == sums[1]);
 }
 
+TEST_CASE_TEMPLATE("elements are added up in double, span after span", T, float, double) {
+    for (const long n : {1, 33, 16383, 16385, 40000})
+        for_each_block_size([&](Device& d) {
+            CAPTURE(n);
+            if (max_threads > 1 && n > 5000 && d.threads != 64) return;        // fibers are slow
+            const Numbers x = noise<T>(n, 4);
+            const Tensor<T> tx(1, n, x);
+            Tensor<double> parts(1, square_parts(n));
+            add_elements<T>(d, parts, tx.in());
+            parts.check_guard();
+            double want = 0, got = 0;
+            for (double v : x) want += v;
+            for (double p : parts.get()) got += p;
+            CHECK(std::fabs(want - got) < 1e-12 * double(n));
+        });
+}
+
 TEST_CASE_TEMPLATE("squares, zeros and the largest magnitude equal the fp64 loop, added to what was there", T, float, bf16,
                    double) {
     for (const long n : {1, 33, 5000, 16383, 16385, 40000})

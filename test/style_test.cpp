@@ -377,14 +377,14 @@ TEST_CASE("files, lines and functions keep to their budgets") {
     }
 }
 
-TEST_CASE("the core has at most 5000 lines of code, all of it at most 13000") {
+TEST_CASE("the core has at most 5500 lines of code, all of it at most 13000") {
     long core = 0, whole = 0;
     for (const auto& [file, text] : tree().text) {
         if (!is_source(file)) continue;
         whole += code_lines(text);
         if (!not_core.count(file) && !starts(file, "comm/") && !host_layers.count(front_of(file))) core += code_lines(text);
     }
-    CHECK(core <= 5000);
+    CHECK(core <= 5500);
     CHECK(whole <= 13000);
     CHECK(core > 0);
 }
