@@ -105,7 +105,8 @@ void attention_backward(Device& d, const AttentionGrad<T>& g, View<const T> dout
     Real<T>*sums = scratch.data, *delta = sums + N * H * D;
     const AttentionBackward<T> b{g, dout, lse.data, delta, sums};
     if constexpr (attention_has_mma && std::is_same_v<T, bf16>)
-        if (attention_on_tensor_cores<T>(d, in, {g.dq, g.dk, g.dv, dout})) return attention_mma_backward(d, b, out, in);
+        if (attention_on_tensor_cores<T>(d, in, {g.dq, g.dk, g.dv, dout, out}))
+            return attention_mma_backward(d, b, out, in);
     launch(d, Grid(N).moves(dout, out), attention_delta_kernel<T>, delta, dout, out, D);
     const size_t shared = attention_backward_bytes<Real<T>>(D);
     attention_check_shared(d, D, shared);

@@ -118,7 +118,6 @@ __device__ __forceinline__ bool add_product(float (&o)[strips][D / 8][4], const 
 // This warp's strips of results, rounded, to rows of global memory, through its own rows of a tile: 16 bytes a lane.
 template <long D, int strips>
 __device__ void store_rows(bf16* tile, const float (&o)[strips][D / 8][4], bf16* to, long stride, long count) {
-    struct alignas(16) Eight { uint32_t pairs[4]; };
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     BT_UNROLL
@@ -132,8 +131,8 @@ __device__ void store_rows(bf16* tile, const float (&o)[strips][D / 8][4], bf16*
     __syncwarp();                                      // all lanes have written
     for (int i = lane; i < 16 * strips * int(D / 8); i += 32) {
         const int r = i / int(D / 8), c = i % int(D / 8) * 8;
-        const Eight* const from = reinterpret_cast<const Eight*>(tile + r * mma_stride<D> + c);
-        if (r < count) *reinterpret_cast<Eight*>(to + r * stride + c) = *from;
+        const Wide x = *reinterpret_cast<const Wide*>(tile + r * mma_stride<D> + c);
+        if (r < count) store(reinterpret_cast<Wide*>(to + r * stride + c), x);
     }
 }
 
@@ -287,14 +286,14 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
 }
 
 // Tiles of a backward block: its own rows of two matrices, rows of two others that pass by, and of passing queries two
-// times lse, delta and position. Larger ones would need more than 255 registers.
+// times lse, delta and position. Larger ones would need more than 255 registers, or 168, with which an SM has three blocks.
 template <long D, int strips_, int passing_> struct MmaBackward {
     static constexpr int strips = strips_, own = 64 * strips, passing = passing_;
     static constexpr size_t elements = size_t(2 * own + 4 * passing) * mma_stride<D>;
     static constexpr size_t bytes = elements * sizeof(bf16) + 2 * 3 * passing * sizeof(float);
 };
 template <long D> using MmaQueries = MmaBackward<D, D == 64 ? 2 : 1, 32>;
-template <long D> using MmaKeys = MmaBackward<D, 1, D == 64 ? 64 : 32>;
+template <long D> using MmaKeys = MmaBackward<D, 1, D == 64 ? 48 : 32>;
 
 // The end of the document that row n lies in: the first start behind it.
 __device__ inline long document_end(View<const int> documents, long n) {
@@ -393,9 +392,10 @@ attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
 template <long D> __device__ float row_product(const bf16* a, const bf16* b) {
     float sum = 0;
     BT_UNROLL
-    for (int x = 0; x < D / 4; ++x) {
-        const int d = x / 2 * 8 + threadIdx.x % 4 * 2 + x % 2;
-        sum += float(a[d]) * float(b[d]);
+    for (int d = threadIdx.x % 4 * 8; d < D; d += 32) {
+        const Pack<bf16, 8> x = fetch<8>(a + d), y = fetch<8>(b + d);
+        BT_UNROLL
+        for (int i = 0; i < 8; ++i) sum += float(x.of[i]) * float(y.of[i]);
     }
     return quad_sum(sum);
 }
