@@ -286,7 +286,7 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
 }
 
 // Tiles of a backward block: its own rows of two matrices, rows of two others that pass by, and of passing queries two
-// times lse, delta and position. Larger ones would need more than 255 registers, or 168, with which an SM has three blocks.
+// times lse, delta and position. Larger ones need more than 255 registers, or more than 168: three blocks on an SM.
 template <long D, int strips_, int passing_> struct MmaBackward {
     static constexpr int strips = strips_, own = 64 * strips, passing = passing_;
     static constexpr size_t elements = size_t(2 * own + 4 * passing) * mma_stride<D>;
