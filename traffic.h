@@ -52,7 +52,7 @@ Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = 
         const Weights<T> w = params.bind<T>(unit, {});
         for (const Linear<T>* l : {&w.qkv, &w.out, &w.up, &w.down}) {
             const bool inputs = l->share == Share::inputs;
-            const long forward = again ? 2 : 1, lists = shared(t, N, 4) + shared(t, c.shape.dim, 4);
+            const long forward = c.recompute == "full" ? 2 : 1, lists = shared(t, N, 4) + shared(t, c.shape.dim, 4);
             const long row = (inputs ? forward : 1) * lists;
             const long one = (inputs ? 2 * forward + 2 : forward + 3) * shared(t, 1, 4);
             if (l->fp8 != Fp8::off) add(Axis::tp, Op::max, "amax", M * 2 * (l->fp8 == Fp8::rowwise ? row : one));
