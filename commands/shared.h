@@ -40,25 +40,29 @@ inline void require_memory(size_t bytes) {
 }
 
 // Operations a second of one big product of T: the best of those that fit into a tenth of a second, two at least.
-// Negative where the run is so short (100 such products) that measuring would be a good part of it.
+// Negative where it is not known: the run is so short (100 such products) that measuring would be a good part of it, or
+// the GPU has no room for it.
 template <class T> double measured_peak(Device& d, double run_flops) {
-    constexpr long M = 1024, N = 3072, K = 768;
+    constexpr long M = on_gpu ? 4096 : 1024, N = on_gpu ? 4096 : 3072, K = on_gpu ? 4096 : 768;
+    constexpr int runs = on_gpu ? 8 : 1;               // one after the other, so that it waits for no launch
     constexpr double flops = 2.0 * M * N * K;
+    constexpr size_t bytes = (M * K + N * K + M * N) * sizeof(T) + Matmul::workspace_bytes;
     if (run_flops < 100 * flops) return -1;
-    Arena arena((M * K + N * K + M * N) * sizeof(T));
+    if (on_gpu && device_memory() < 2 * bytes) return -1;
+    Arena arena(bytes);
     const auto x = arena.take<T>(M, K), w = arena.take<T>(N, K), y = arena.take<T>(M, N);
     const std::vector<T> ones(size_t(N * K), T(1));    // pages that nobody wrote to are all the same one
     copy_bytes(d, x.data, ones.data(), M * K * sizeof(T));
     copy_bytes(d, w.data, ones.data(), N * K * sizeof(T));
-    Matmul products(d);
+    Matmul products(d, arena.take<char>(1, Matmul::workspace_bytes));
     double best = HUGE_VAL;
     const auto start = Clock::now();
     for (int i = 0; i < 2 || seconds_since(start) < 0.1; ++i) {
         const auto begin = Clock::now();
-        matmul<T, T>(products, d, y, x, w, {}, {.transpose_b = true});
+        for (int j = 0; j < runs; ++j) matmul<T, T>(products, d, y, x, w, {}, {.transpose_b = true});
         T last;
         copy_bytes(d, &last, y.row(M - 1), sizeof last);   // a GPU has then finished
-        best = std::min(best, seconds_since(begin));
+        best = std::min(best, seconds_since(begin) / runs);
     }
     return flops / best;
 }

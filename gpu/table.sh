@@ -15,7 +15,8 @@ runs like the CPU's|"name": "program", "state"|says|text|
 memcheck|"name": "memcheck", "state"|says|text|
 racecheck|"name": "racecheck", "state"|says|text|
 copy|"group": "rate", "name": "copy"|gb_s|1|GB/s
-one big product|"group": "rate", "name": "product"|tflop_s|1|TFLOP/s
+one big product|"group": "rate", "name": "product",|tflop_s|1|TFLOP/s
+one big product, FP8|"group": "rate", "name": "product in FP8"|tflop_s|1|TFLOP/s
 slowest kernel that moves memory (85 % of the copy)|"name": "slowest kernel that moves memory"|found|100|%
 attention forward, T 4096, D 128 (35 % of the peak)|"name": "attention forward, T 4096, D 128", "wanted"|found|100|%
 attention backward, T 4096, D 128 (25 % of the peak)|"name": "attention backward, T 4096, D 128", "wanted"|found|100|%

@@ -43,6 +43,23 @@ template <class T> void rates(Table& t, const Sizes& s, const std::string& type)
         const auto y = b.take<T>(s.big, s.big), x = b.random<T>(s.big, s.big), w = b.random<T>(s.big, s.big);
         return [&b, y, x, w] { matmul<T, T>(b.matmul, b.d, y, x, w, {}, {.transpose_b = true}); };
     });
+    if (!on_gpu) return;
+    const Case fp8{"rate", "product in FP8", by(s.big, s.big) + " x " + std::to_string(s.big), "fp8"};
+    if (!Matmul::has_fp8(Device(), false)) return t.skip(fp8, "no FP8 tensor cores before compute capability 8.9");
+    t.add(fp8, [&](Bench& b) -> Body {
+        const auto x = b.random<bf16>(s.big, s.big), y = b.take<bf16>(s.big, s.big);
+        const auto codes = b.take<uint8_t>(s.big, s.big);
+        const auto most = b.filled(std::vector<float>{1}), unit = b.take<float>(1, 1);
+        encode<E4m3, bf16>(b.d, codes, View<const bf16>(x), View<const float>(most), Along::rows, Turned::no);
+        units<E4m3>(b.d, unit, View<const float>(most));
+        const Fp8Rows rows{codes, unit, false};
+        return [&b, y, rows] {
+            const double n = double(y.rows);
+            const Watched counted(b.d, {.where = Where::current(), .bytes = 4 * n * n, .flops = 2 * n * n * n});
+            if (!b.d.dry && !b.matmul.multiply(b.d, Fp8Product<bf16>{y, rows, rows, {}, Write::over}))
+                fail("cuBLASLt declines it");
+        };
+    });
 }
 
 // ---- kernels that move memory ---------------------------------------------------------------------------------------

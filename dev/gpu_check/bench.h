@@ -135,7 +135,7 @@ private:
         Found found{0, 0, 0};
         const auto on = [&](Arena arena, bool dry) {
             Device d{.dry = dry};
-            Matmul matmul(d);
+            Matmul matmul(d, arena.take<char>(1, Matmul::workspace_bytes));
             Comm comm(d);
             Bench b{d, arena, matmul, comm};
             const Body body = make(b);
@@ -167,7 +167,7 @@ private:
     }
     void print(const Case& c, const Found& f) {
         const double moved = f.bytes / f.ms / 1e6, done = f.flops / f.ms / 1e9;   // GB/s, TFLOP/s
-        if (c.group == "rate") (f.flops > 0 ? product_rate : copy_rate) = f.flops > 0 ? done : moved;
+        if (c.group == "rate" && c.type != "fp8") (f.flops > 0 ? product_rate : copy_rate) = f.flops > 0 ? done : moved;
         std::printf("{%s, \"ms\": %.4g, \"gb_s\": %.4g", key(c).c_str(), f.ms, moved);
         if (f.flops > 0) std::printf(", \"tflop_s\": %.4g", done);
         const double whole = f.flops > 0 ? product_rate : copy_rate;

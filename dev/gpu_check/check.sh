@@ -116,7 +116,7 @@ step() {
     sed -i '$!b;/}$/!d' "$out/log.jsonl"               # a line that was cut off
     speed=$(tail -n +2 "$out/log.jsonl" | field tokens_per_s | median)
     mfu=$(tail -n +2 "$out/log.jsonl" | field mfu | median)
-    row "$(awk -v name="$name" -v s="$speed" -v f="$flops" -v rate="$(grep '"group": "rate", "name": "product"' $rows | field tflop_s)" -v peak="$peak" \
+    row "$(awk -v name="$name" -v s="$speed" -v f="$flops" -v rate="$(grep '"group": "rate", "name": "product",' $rows | field tflop_s)" -v peak="$peak" \
         -v shape="$batch x $seq, $tokens tokens" -v mfu="$mfu" -v n="$lines" -v note="$note" -v loss="$(tail -1 "$out/log.jsonl" | field loss)" 'BEGIN {
             t = s * f / 1e12
             printf "\"group\": \"step\", \"name\": \"%s\", \"shape\": \"%s\", \"tokens_s\": %.0f, \"tflop_s\": %.4g", name, shape, s, t
@@ -233,7 +233,7 @@ stage() {   # name, most seconds
 # Of what was wished for: what was found, of the rows. peak: of the card's data sheet, or else the product measured here.
 targets() {
     local against=$peak of="dense BF16 peak of the data sheet, $peak TFLOP/s"
-    [ "$peak" != 0 ] || { against=$(grep '"group": "rate", "name": "product"' $rows | field tflop_s); of="product measured here, ${against:-none}"; }
+    [ "$peak" != 0 ] || { against=$(grep '"group": "rate", "name": "product",' $rows | field tflop_s); of="product measured here, ${against:-none}"; }
     of_peak() { grep "$1" $rows | field tflop_s | awk -v p="${against:-0}" '{ if (p > 0) printf "%.3f", $1 / p }'; }
     target() { awk -v n="$1" -v w="$2" -v f="$3" -v of="$4" 'BEGIN { printf "{\"name\": \"%s\", \"wanted\": %s, \"found\": %s, \"of\": \"%s\", \"met\": %s}\n", n, w, (f == "" ? "null" : f), of, (f == "" ? "null" : f + 0 >= w + 0 ? "true" : "false") }'; }
     target 'step of 1.5B in bf16' 0.60 "$(of_peak '"name": "qwen2.5-1.5b bf16"')" "$of"
