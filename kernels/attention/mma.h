@@ -1,7 +1,7 @@
 // mma.h - attention on tensor cores: bf16, head sizes of 64, 96 and 128, compute capability 8.0 and up.
 // Copy with: kernels/attention/input.h, kernels/tile.h, device/warp.h, device.h and what they name
 // The same contracts as plain.h, which keeps the rest. Scores, softmax and sums are fp32; what a product multiplies is
-// bf16. Nothing but rows of q, k, v, dout and the results is read or written in global memory.
+// bf16. While a tile is worked on, the next one is copied to shared memory in the background.
 //   Q, K  queries and keys of a tile     D  columns of a head     a strip: 16 rows, which one warp keeps in registers
 //   strips[i], then i = 0, 1, ... 16 rows apart;   j: 8 columns apart;   e: the 4 numbers of a lane (device/warp.h):
 //
