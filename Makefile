@@ -30,7 +30,7 @@ MAKEFLAGS += -j$(CORES)
 endif
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: gpu-check cuda-tests
+.PHONY: gpu-check cuda-tests apart
 .PHONY: all train test tests headers tsan tsan-ranks matrix parity reference mutants bug copytest fuzz kill-test test-long clang cuda
 .PHONY: archs kernel-report kernel-report-check deps demo doctor bench pictures docs docs-check exercise grade clean help need-program need-doctest FORCE
 
@@ -217,6 +217,11 @@ tsan-ranks:
 matrix:
 	@BT_MATRIX=all $(MAKE) --no-print-directory LIMIT='$(LIMIT:900=3600)' \
 	    test SUITE='zero fsdp tp resharded' && grep -h 'matrix:' $(BUILD)/test_kernels.log
+# Device memory that the host can't touch (test/apart.h), as on a GPU: runs in every layout, by a CPU build.
+apart:
+	@$(MAKE) --no-print-directory BARE=1 NATIVE= CXXFLAGS='-include test/apart.h -O1 -g1' BUILD=build/apart \
+	    PROGRAM=build/apart/train_gpt build/apart/train_gpt
+	@CXX=$(CXX) test/apart.sh build/apart/train_gpt
 tsan: build/tsan/full$(subst $() ,+,$(strip $(SUITE)))
 	$(call run,$< test/simt_race.sh)
 
@@ -428,6 +433,7 @@ help:
 	@echo "make kernel-report   each kernel: blocks, waves, registers, bytes needed and moved, without a GPU (ARCHS=all)"
 	@echo "make copytest    each header compiles, links and runs in a stranger's program"
 	@echo "make gpu-check   on a GPU, in nine minutes: the suites, every kernel against a copy, whole steps; writes gpu/*.json"
+	@echo "make apart       device memory that the host can't touch, without a GPU: a run in every layout, each command"
 	@echo "make fuzz        libFuzzer on every parser (FUZZ_SECONDS=60)"
 	@echo "make kill-test   50 kills of a run that saves each step: nothing that was saved is lost"
 	@echo "make test-long   all of the above and more, in parts (test/long.sh --list; PART='fuzz clang' or PART=1/3)"

@@ -22,6 +22,7 @@ tsan-ranks 12 make tsan-ranks
 matrix 12 make matrix
 kill 6 make kill-test
 docs 3 make docs-check
+apart 5 make apart
 lessons 6 lessons/exercise.sh --check
 mutants-3 8 test/mutants.sh --group 3/9
 checked 18 make DEBUG=1 test
