@@ -147,8 +147,9 @@ template <class T> void two_ends(Table& t, const Sizes& s, const ModelShape& m, 
     const std::vector<int> targets(ids.begin(), ids.begin() + s.rows);
     t.add({"memory", "cross-entropy", by(s.rows, V), type}, [&](Bench& b) -> Body {
         const auto logits = b.random<R>(s.rows, V), logprob = b.take<R>(1, s.rows);
-        return [&b, logits, logprob, dz = b.take<T>(s.rows, V), want = b.filled(targets)] {
-            cross_entropy<T>(b.d, dz, logprob, View<const R>(logits), want, R(-1));
+        const View<const R> weight = b.filled(std::vector<R>{R(-1)});
+        return [&b, logits, logprob, weight, dz = b.take<T>(s.rows, V), want = b.filled(targets)] {
+            cross_entropy<T>(b.d, dz, logprob, View<const R>(logits), want, weight);
         };
     });
     t.add({"memory", "log-probabilities", by(s.rows, V), type}, [&](Bench& b) -> Body {
@@ -165,7 +166,7 @@ template <class T> void optimizer(Table& t, const Sizes& s, const std::string& t
     const std::string shape = concat(n);
     const StepState state{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .correct1 = 0.1,
                           .correct2 = 0.05, .max_norm = 1, .loss = 1, .norm = 1, .scale = 1, .skip = 0, .trained = 1,
-                          .seed = 1, .step = 1};
+                          .seed = 1, .step = 1, .stop = 0};
     for (const bool master : {true, false}) {
         if (!master && std::is_same_v<T, R>) continue;
         t.add({"memory", master ? "AdamW" : "AdamW without a master", shape, type}, [&](Bench& b) -> Body {
