@@ -160,6 +160,18 @@ template <int strips> struct Seen {
     __device__ bool whole(long k0, int rows) const { return k0 >= all.begin && k0 + rows <= all.end; }
 };
 
+// Scores of keys that their query does not see become `hidden`.
+template <int strips, int K>
+__device__ __forceinline__ void mask(float (&s)[strips][K / 8][4], const Seen<strips>& seen, int k0, float hidden) {
+    BT_UNROLL
+    for (int i = 0; i < strips; ++i)
+        BT_UNROLL
+        for (int j = 0; j < K / 8; ++j)
+            BT_UNROLL
+            for (int e = 0; e < 4; ++e)
+                if (!seen.of[i][e / 2].has(k0 + 8 * j + threadIdx.x % 4 * 2 + e % 2)) s[i][j][e] = hidden;
+}
+
 // The four lanes of a row.
 __device__ __forceinline__ float quad_max(float x) {
     for (int d = 1; d < 4; d *= 2) {
@@ -260,14 +272,8 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
         float s[strips][K / 8][4];
         multiply_rows<D, strips, K>(s, q + row * stride, keys);
         BT_UNROLL
-        for (int i = 0; i < strips; ++i)
-            BT_UNROLL
-            for (int j = 0; j < K / 8; ++j)
-                BT_UNROLL
-                for (int e = 0; e < 4; ++e) {
-                    const int key = int(k0) + 8 * j + 2 * t + e % 2;
-                    s[i][j][e] = whole || seen.of[i][e / 2].has(key) ? s[i][j][e] * scale : -INFINITY;
-                }
+        for (int i = 0; i < strips * K / 2; ++i) s[i / (K / 2)][i % (K / 2) / 4][i % 4] *= scale;
+        if (!whole) mask<strips, K>(s, seen, int(k0), -INFINITY);
         online_softmax<D, strips, K>(s, o, top, sum);
         const bool wild = add_product<D, strips, K>(o, s, values, !whole);
         if (!whole && __any_sync(0xFFFFFFFFu, wild)) add_wild<D, strips, K>(o, values, k0, seen);
@@ -366,15 +372,15 @@ attention_mma_keys_kernel(AttentionBackward<bf16> b, AttentionInput<bf16> in) {
         for (int j = 0; j < Q / 8; ++j)
             BT_UNROLL
             for (int odd = 0; odd < 2; ++odd) {
-                const int c = 8 * j + 2 * t + odd, from = first_key(c);
+                const int c = 8 * j + 2 * t + odd;
                 // A row of dout that is not finite arrives through p, like one of q, whose lse is not a number already.
                 const float shift = (is_finite(delta[c]) ? lse[c] : NAN) * log2_e;
                 BT_UNROLL
                 for (int i = 0; i < 2 * strips; ++i) {
                     const int e = i % 2 * 2 + odd, key = first + 8 * i + g;
                     float &pe = p[i / 2][j][e], &dse = ds[i / 2][j][e];
-                    const bool seen = whole || (key >= from && key <= q0 + c);
-                    pe = seen ? fast_exp2(pe * (in.scale * log2_e) - shift) : 0.f;
+                    pe = fast_exp2(pe * (in.scale * log2_e) - shift);
+                    if (!whole && (key < first_key(c) || key > q0 + c)) pe = 0;
                     dse = score_gradient(pe, dse, delta[c]);
                 }
             }
@@ -402,7 +408,7 @@ template <long D> __device__ float row_product(const bf16* a, const bf16* b) {
 
 // delta, for the keys' kernel too, and dq. One block a tile of queries of one head; the keys that they see pass by.
 // Bytes: keys and values come again, from L2, for each tile of queries.
-// Width: delta is made of pairs that lie as in a C; tiles move 16 bytes a lane.
+// Width: rows move 16 bytes a lane; a row has one position, lse and delta.
 template <long D>
 __global__ void __launch_bounds__(mma_threads)
 attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, AttentionInput<bf16> in) {
@@ -420,7 +426,7 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, At
         copy_rows<D, K>(to, {in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D});
         copy_rows<D, K>(to + K * stride, {in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D});
     };
-    float dq[strips][D / 8][4] = {}, shift[2 * strips], delta[2 * strips];
+    float dq[strips][D / 8][4] = {}, shift[strips][2], delta[strips][2];
 
     copy_rows<D, Q>(q, {in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D});
     copy_rows<D, Q>(dout, {b.dout.data + n0 * b.dout.stride + h * D, b.dout.stride, count, D});
@@ -429,9 +435,9 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, At
     BT_UNROLL
     for (int i = 0; i < 2 * strips; ++i) {
         const long r = row + 8 * i + g, n = n0 + (r < count ? r : 0);
-        shift[i] = b.lse[n * H + h] * log2_e;
-        delta[i] = row_product<D>(b.dout.data + n * b.dout.stride + h * D, out.data + n * out.stride + h * D);
-        if (t == 0 && r < count) b.delta[n * H + h] = delta[i];
+        const float dot = row_product<D>(b.dout.data + n * b.dout.stride + h * D, out.data + n * out.stride + h * D);
+        shift[i / 2][i % 2] = b.lse[n * H + h] * log2_e, delta[i / 2][i % 2] = dot;
+        if (t == 0 && r < count) b.delta[n * H + h] = dot;
     }
     for (long k0 = start; k0 < end; k0 += K) {
         await_tile();
@@ -444,15 +450,16 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, At
         multiply_rows<D, strips, K>(p, q + row * stride, keys);
         multiply_rows<D, strips, K>(ds, dout + row * stride, values);
         BT_UNROLL
-        for (int i = 0; i < 2 * strips; ++i)
+        for (int i = 0; i < strips; ++i)
             BT_UNROLL
-            for (int x = 0; x < K / 4; ++x) {
-                const int j = x / 2, e = i % 2 * 2 + x % 2;
-                float &pe = p[i / 2][j][e], &dse = ds[i / 2][j][e];
-                const bool sees = whole || seen.of[i / 2][i % 2].has(int(k0) + 8 * j + 2 * t + x % 2);
-                pe = sees ? fast_exp2(pe * (in.scale * log2_e) - shift[i]) : 0.f;
-                dse = score_gradient(pe, dse, delta[i]);
-            }
+            for (int x = 0; x < K / 2; ++x)
+                p[i][x / 4][x % 4] = fast_exp2(p[i][x / 4][x % 4] * (in.scale * log2_e) - shift[i][x % 4 / 2]);
+        if (!whole) mask<strips, K>(p, seen, int(k0), 0);
+        BT_UNROLL
+        for (int i = 0; i < strips; ++i)
+            BT_UNROLL
+            for (int x = 0; x < K / 2; ++x)
+                ds[i][x / 4][x % 4] = score_gradient(p[i][x / 4][x % 4], ds[i][x / 4][x % 4], delta[i][x % 4 / 2]);
         add_product<D, strips, K>(dq, ds, keys, !whole);
     }
     BT_UNROLL
