@@ -68,7 +68,7 @@ struct Grid {
     }
     // A block a row of C elements of T, which keeps so many rows; see keep().
     template <class T> static Grid rows(long n, long C, long kept = 0, Where at = Where::current()) {
-        return Grid(n, row_threads<T>(C), kept_bytes<T>(C, kept), at);
+        return Grid(n, row_threads<T>(C), size_t(kept) * kept_bytes<T>(C), at);
     }
     // Counts the memory of these views as moved.
     template <class... Views> Grid moves(const Views&... views) const {

@@ -148,8 +148,7 @@ template <class T> AttentionInput<T> attention_input(Context<T>& c, const Qkv<T>
 template <class T> void qk_norm_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a) {
     if (w.q_norm.w.empty()) return;
     const auto [q, k, v] = split(c.shape, a.qkv);
-    copy<T, T>(c.device, a.raw_q, q), copy<T, T>(c.device, a.raw_k, k);
-    norm_forward(c, q, a.stats_q, a.raw_q, w.q_norm), norm_forward(c, k, a.stats_k, a.raw_k, w.k_norm);
+    norm_forward(c, q, a.stats_q, {a.raw_q, q}, w.q_norm), norm_forward(c, k, a.stats_k, {a.raw_k, k}, w.k_norm);
 }
 template <class T>
 void qk_norm_backward(Context<T>& c, const Weights<T>& w, const Lease<Real<T>>& g, const BlockActs<T>& a,
@@ -196,9 +195,8 @@ View<T> block_forward(Context<T>& c, const Weights<T>& w, const BlockActs<T>& a,
     qk_norm_forward(c, w, a);
     rope(c, a.qkv, rows, Turn::forward);
     attention_forward(c, a, rows, cache);
-    residual<T>(c.device, a.mid, x, leave(c, branch, a.att, w.out));
 
-    enter(c, a.norm2, a.stats2, a.mid, w.norm2);
+    enter(c, a.norm2, a.stats2, {a.mid, x, leave(c, branch, a.att, w.out)}, w.norm2);   // mid = x + attention's
     linear_forward(c, a.up, a.norm2, w.up);
     activation_forward<T>(c.device, a.act, a.up);
     residual<T>(c.device, a.out, a.mid, leave(c, branch, a.act, w.down));

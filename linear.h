@@ -62,9 +62,10 @@ template <class T> void linear_backward(Context<T>& c, View<T> dx, Input<T> dy, 
 }
 
 // ---- the norms ------------------------------------------------------------------------------------------------------
+template <class T> using NormedInput = const std::type_identity_t<NormInput<T>>&;   // as a parameter: like Input<T>
 // y: (N, C) and stats: (N, 2) are overwritten.
 template <class T>
-void norm_forward(Context<T>& c, View<T> y, View<Real<T>> stats, Input<T> x, const Norm<T>& n) {
+void norm_forward(Context<T>& c, View<T> y, View<Real<T>> stats, NormedInput<T> x, const Norm<T>& n) {
     norm_forward<T>(c.device, y, stats, x, NormWeights<T>{n.w, n.b, Real<T>(c.shape.norm_eps)});
 }
 

@@ -125,11 +125,16 @@ public:
         publish([](int) {});
     }
 
-    void update(Device& d, GradStore<R>& grads, View<const StepState> step) {
-        publish([&](int u) {
-            d.mark(Mark::update, u);
-            for (const OptimizerSpan& s : params_.spans(u)) adamw<T>(d, span(grads, u, s), step);
-        });
+    // Of all units at once: one launch is less to wait for than what publishing could hide.
+    void update(Device& d, const SpanTable<AdamSpan<T>>& spans, View<const StepState> step) {
+        adamw<T>(d, spans, step);
+        publish([&](int u) { d.mark(Mark::update, u); });
+    }
+    std::vector<AdamSpan<T>> spans(GradStore<R>& grads) const {
+        std::vector<AdamSpan<T>> all;
+        for (int u = 0; u < params_.units(); ++u)
+            for (const OptimizerSpan& s : params_.spans(u)) all.push_back(span(grads, u, s));
+        return all;
     }
     // What the update of a part of a unit works on: as much of it as this rank owns. Random numbers go by the place in
     // the unit, and where tp splits it by the rank, too: what several ranks have is rounded alike.

@@ -48,13 +48,14 @@ template <class T> Input<T> all_rows(Context<T>& c, Scratch& s, Input<T> mine) {
 // ---- into the layers that are cut by outputs, and out of those that are cut by inputs -------------------------------
 // y: (N, C), the norm of all ranks' rows, overwritten. stats, x: of my rows.
 template <class T>
-void enter(Context<T>& c, View<T> y, View<Real<T>> stats, Input<T> x, const Norm<T>& n) {
+void enter(Context<T>& c, View<T> y, View<Real<T>> stats, NormedInput<T> x, const Norm<T>& n) {
     norm_forward(c, my_rows(c, y), stats, x, n);
     gather_rows(c, y);
 }
-// dx: of my rows, is added to. dy: (N, C), this rank's part of the gradient of y, is lost. stats, x: of my rows.
-template <class T>
-void enter_backward(Context<T>& c, View<T> dx, View<T> dy, Input<T> x, Input<Real<T>> stats, Learned<Norm, T> n) {
+// dx: of my rows, is added to, unless it says otherwise. dy: (N, C), this rank's part of the gradient of y, is lost.
+// stats, x: of my rows.
+template <class T> void enter_backward(Context<T>& c, std::type_identity_t<NormInputGrad<T>> dx, View<T> dy, Input<T> x,
+                                       Input<Real<T>> stats, Learned<Norm, T> n) {
     sum_rows(c, dy);
     norm_backward(c, dx, my_rows(c, dy), x, stats, n);
 }

@@ -43,8 +43,7 @@ template <class T> void gradients(Trainer<T>& t, const std::vector<Rows>& micros
         auto dends = t.grads.open(ends_unit);
         head_backward(c, dfinal, t.logprobs.row_range(long(i), 1), t.final, rows.targets, t.weight,
                       {ends->head, dends->head, dends.write});
-        zero(t.device, dx);
-        enter_backward(c, dx, dfinal, x, t.final_stats, {ends->norm, dends->norm, dends.write});
+        enter_backward(c, {dx, Write::over}, dfinal, x, t.final_stats, {ends->norm, dends->norm, dends.write});
         for (long block = blocks - 1; block >= 0; --block) {
             auto w = t.weights.gather(block_unit(block));
             auto g = t.grads.open(block_unit(block));
@@ -90,7 +89,7 @@ template <class T> StepResult train_step(Trainer<T>& t, const std::vector<Rows>&
     agreed(t.device, t.state, t.control, t.loss);
     decide(t.device, t.state, t.norm);
     t.stats.tensors(t.device, t.optimizer, t.grads, t.state);
-    t.optimizer.update(t.device, t.grads, t.state);
+    t.optimizer.update(t.device, t.spans, t.state);
 
     copy_bytes(t.device, &now, t.state.data, sizeof now);
     t.step += 1;

@@ -61,6 +61,8 @@ template <class T> struct Trainer {
     RowBuffers rows;
     Matmul matmul;
     View<R> rope, logprobs;                            // (seq, D); (micro-batches, N)
+    SpanTable<AdamSpan<T>> spans;                      // what the optimizer updates; what counts in the norm
+    SpanTable<SquareSpan<R>> counted;
     View<double> squares, norm;                        // parts of a sum of squares, unit after unit; the sum
     View<double> control, loss;                        // (1, 2) each: agree(), and agreed on in a step
     View<double> sums;                                 // parts of the sum of logprobs
@@ -89,7 +91,8 @@ template <class T> struct Trainer {
           matmul(device, arena.take<char>(1, Matmul::workspace_bytes)),
           rope(arena.take<R>(config.shape.rotary() ? config.seq : 0, config.shape.head_dim)),
           logprobs(arena.take<R>(micro_batches(), micro_rows())),
-          squares(arena.take<double>(1, gradient_parts())), norm(arena.take<double>(1, 1)),
+          spans(table_of(optimizer.spans(grads))), counted(table_of(counted_spans())),
+          squares(arena.take<double>(1, counted.blocks)), norm(arena.take<double>(1, 1)),
           control(arena.take<double>(1, 2)), loss(arena.take<double>(1, 2)),
           sums(arena.take<double>(1, square_parts(logprobs.count()))), weight(arena.take<R>(1, 1)),
           state(arena.take<StepState>(1, 1)),
@@ -108,15 +111,17 @@ template <class T> struct Trainer {
     long my_rows() const { return config.sp ? micro_rows() / config.tp : micro_rows(); }   // of the residual stream
     long micro_batches() const { return config.micro_batches(); }
     RankShare share() const { return {config.batch, comm.mesh.dp_rank(), comm.mesh.dp()}; }
-    long gradient_parts() const {
-        long parts = 0;
-        for (int u = 0; u < params.units(); ++u) parts += square_parts(counted(u).count());
-        return parts;
-    }
     // The gradients of this rank that count in the norm: of what all ranks of tp have only those of the first.
-    View<const R> counted(int unit) const {
-        const Range owned = weights.owns(unit), r = owned.both(params.counted(unit));
-        return grads.owned(unit).col_range(r.first - owned.first, r.count);
+    std::vector<SquareSpan<R>> counted_spans() const {
+        std::vector<SquareSpan<R>> all;
+        for (int u = 0; u < params.units(); ++u) {
+            const Range owned = weights.owns(u), r = owned.both(params.counted(u));
+            all.push_back({grads.owned(u).col_range(r.first - owned.first, r.count).data, r.count});
+        }
+        return all;
+    }
+    template <class S> SpanTable<S> table_of(const std::vector<S>& all) {
+        return {device, arena.take<S>(1, long(all.size())), all};
     }
     View<const T> input(long block) const { return block == 0 ? embedded : acts[size_t(block - 1)].out; }
     // Two numbers become their sums over the data-parallel ranks; where ranks of tp differ, the largest.
@@ -135,13 +140,8 @@ template <class T> struct Trainer {
 
 // The sum of the squares of all gradients into t.norm, on all ranks: each element counts once.
 template <class T> void square_gradients(Trainer<T>& t) {
-    long part = 0;
-    for (int unit = 0; unit < t.params.units(); ++unit) {
-        const long parts = square_parts(t.counted(unit).count());
-        sum_squares<Real<T>>(t.device, t.squares.col_range(part, parts), t.counted(unit));
-        part += parts;
-    }
-    add_parts(t.device, t.norm, View<const double>(t.squares.data, part, 1), Write::over);
+    sum_squares(t.device, t.squares, t.counted);
+    add_parts(t.device, t.norm, View<const double>(t.squares.data, t.squares.cols, 1), Write::over);
     for (Axis a : {Axis::dp_shard, Axis::tp}) t.comm.await(t.comm.sum(a, t.norm, {"norm"}));
 }
 

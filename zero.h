@@ -117,7 +117,7 @@ protected:
     bool keeps() const override { return false; }
     void absorb(int unit, long micro) override { this->depart(unit, micro); }
     void collect(int unit, View<G> part, long micro) override {
-        accumulate<G>(this->comm_.device, owned(unit), part, micro == 1 ? Write::over : Write::add);
+        copy<G, G>(this->comm_.device, owned(unit), part, micro == 1 ? Write::over : Write::add);
     }
 private:
     const std::vector<View<G>> shards_;

@@ -36,8 +36,7 @@ template <class T> void combine(Device& d, T* to, const Sources<T>& from, int n,
 }
 
 template <class T> __global__ void copy_part_kernel(T* to, const T* from, long count) {
-    const auto [begin, end] = block_span(count);
-    for (long i = begin + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+    for_each_element(block_span(count), [](T& there, T here) { there = here; }, out(to), from);
 }
 // Nothing where it is there already.
 template <class T> void copy_part(Device& d, T* to, const T* from, long count) {

@@ -27,7 +27,7 @@ struct Spread {
 };
 
 // No work, but what the work behind it is for: micro-batch i begins; the weights (gather, release) or the gradients
-// (open, hand_over) of unit i are leased and given back; the optimizer comes to unit i.
+// (open, hand_over) of unit i are leased and given back; the weights of unit i are updated.
 enum class Mark { none, micro, gather, release, open, hand_over, update };
 
 // Told before and after each piece, on dry devices too. Pieces may nest: a product may be made of launches.

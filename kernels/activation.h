@@ -23,27 +23,22 @@ template <class R> __device__ __forceinline__ ValueSlope<R> silu_at(R x) {
     return {x * s, s + x * s * (R(1) - s)};
 }
 
-template <class T> __global__ void gelu_forward_kernel(T* y, const T* x, long n) {
-    for_each_element(block_span(n), [](T& yi, T xi) { yi = T(gelu_at(Real<T>(xi)).value); }, out(y), x);
-}
-template <class T> __global__ void gelu_backward_kernel(T* dx, const T* dy, const T* x, long n) {
-    const auto gradient = [](T& dxi, T dyi, T xi) { dxi = T(Real<T>(dyi) * gelu_at(Real<T>(xi)).slope); };
-    for_each_element(block_span(n), gradient, out(dx), dy, x);
-}
-
-// One block a row of F results.
-template <class T> __global__ void swiglu_forward_kernel(T* y, const T* gate_up, long F) {
+// One block a row of F results, from a row of `width`.
+template <class T> __global__ void activation_forward_kernel(T* y, const T* in, long F, long width) {
     using R = Real<T>;
-    const T *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
+    const T *gate = in + blockIdx.x * width, *up = gate + F;
     y += blockIdx.x * F;
-    for_each_element(F, [](T& yf, T gf, T uf) { yf = T(silu_at(R(gf)).value * R(uf)); }, out(y), gate, up);
+    if (width == F) for_each_element(F, [](T& yf, T x) { yf = T(gelu_at(R(x)).value); }, out(y), gate);
+    else for_each_element(F, [](T& yf, T gf, T uf) { yf = T(silu_at(R(gf)).value * R(uf)); }, out(y), gate, up);
 }
-template <class T> __global__ void swiglu_backward_kernel(T* dgate_up, const T* dy, const T* gate_up, long F) {
+template <class T> __global__ void activation_backward_kernel(T* din, const T* dy, const T* in, long F, long width) {
     using R = Real<T>;
-    const T *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F;
-    T *dgate = dgate_up + blockIdx.x * 2 * F, *dup = dgate + F;
+    const T *gate = in + blockIdx.x * width, *up = gate + F;
+    T *dgate = din + blockIdx.x * width, *dup = dgate + F;
     dy += blockIdx.x * F;
-    for_each_element(F, [](T& dgf, T& duf, T dyf, T gf, T uf) {
+    if (width == F)
+        for_each_element(F, [](T& dx, T dyf, T x) { dx = T(R(dyf) * gelu_at(R(x)).slope); }, out(dgate), dy, gate);
+    else for_each_element(F, [](T& dgf, T& duf, T dyf, T gf, T uf) {
         const auto [value, slope] = silu_at(R(gf));
         const R g = R(dyf), u = R(uf);
         dgf = T(g * u * slope);
@@ -59,10 +54,8 @@ template <class T> __global__ void residual_kernel(T* y, const T* a, const T* b,
 template <class T> void activation_forward(Device& d, View<T> y, View<const T> in) {
     require(in.cols == y.cols || in.cols == 2 * y.cols, "activation: in is as wide as y, or twice as wide");
     require(in.dense() && y.dense() && in.rows == y.rows, "activation: the same rows, without gaps");
-    if (in.cols == y.cols)
-        launch(d, Grid::spans(y.count()).moves(y, in), gelu_forward_kernel<T>, y.data, in.data, y.count());
-    else
-        launch(d, Grid::rows<T>(y.rows, y.cols).moves(y, in), swiglu_forward_kernel<T>, y.data, in.data, y.cols);
+    const Grid grid = Grid::rows<T>(y.rows, y.cols).moves(y, in);
+    launch(d, grid, activation_forward_kernel<T>, y.data, in.data, y.cols, in.cols);
 }
 
 // din: like in, overwritten; it may be the memory of in.
@@ -70,12 +63,8 @@ template <class T> void activation_backward(Device& d, View<T> din, View<const T
     require(in.cols == dy.cols || in.cols == 2 * dy.cols, "activation: in is as wide as dy, or twice as wide");
     require_equal(din.count(), in.count(), "activation: sizes of din and in");
     require(din.dense() && dy.dense() && in.dense() && in.rows == dy.rows, "activation: the same rows, without gaps");
-    if (in.cols == dy.cols)
-        launch(d, Grid::spans(dy.count()).moves(din, dy, in), gelu_backward_kernel<T>, din.data, dy.data, in.data,
-               dy.count());
-    else
-        launch(d, Grid::rows<T>(dy.rows, dy.cols).moves(din, dy, in), swiglu_backward_kernel<T>, din.data, dy.data,
-               in.data, dy.cols);
+    const Grid grid = Grid::rows<T>(dy.rows, dy.cols).moves(din, dy, in);
+    launch(d, grid, activation_backward_kernel<T>, din.data, dy.data, in.data, dy.cols, in.cols);
 }
 
 // y = a + b, all (N, C); y may be a or b.

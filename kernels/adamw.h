@@ -31,12 +31,10 @@ inline void agreed(Device& d, View<StepState> s, View<const double> control, Vie
     launch(d, Grid(1, 32).moves(s), agreed_kernel, s.data, control.data, logprobs.data);
 }
 
-// Norm, clip scale and skip, from the parts of the sum of squares of the gradient. One thread: they are added in order.
-template <class P> __global__ void decide_kernel(StepState* s, const P* parts, long n) {
+// Norm, clip scale and skip, from the sum of squares of the gradient. One thread: it is about a few numbers.
+template <class P> __global__ void decide_kernel(StepState* s, const P* squares) {
     if (threadIdx.x) return;
-    double sum = 0;
-    for (long i = 0; i < n; ++i) sum += parts[i];
-    s->norm = sqrt(sum);
+    s->norm = sqrt(*squares);
     s->skip = s->trained == 0 || !(s->norm <= 1.7e308) || !(s->loss <= 1.7e308);   // infinity and NaN
     s->scale = s->max_norm > 0 && s->norm > s->max_norm ? s->max_norm / s->norm : 1;
 }
@@ -49,6 +47,10 @@ template <class T> struct AdamSpan {
     long n;
     Real<T> decay, lr_factor;                          // 0 or 1: does StepState::decay apply; a factor on lr
     uint64_t first = 0;                                // global number of its first element
+    long block = 0;                                    // in a table of spans
+    double bytes() const {
+        return double(n) * double(2 * sizeof(T) + (std::is_same_v<T, Real<T>> || !master ? 5 : 7) * sizeof(Real<T>));
+    }
 };
 
 // x as bf16, up or down with the probability of how near it lies; the mean over `random` is x. (Ties never come up.)
@@ -83,11 +85,12 @@ template <class T> __device__ T published(const StepState* s, uint64_t place, Re
     else return round_stochastically(w, philox(s->seed, Stream::round, s->step, place).v[0]);
 }
 
-template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* s) {
+template <class T> __global__ void adamw_kernel(const AdamSpan<T>* spans, long count, const StepState* s) {
     using R = Real<T>;
     if (s->skip) return;
+    const AdamSpan<T> a = find_span(spans, count);
     const AdamStep<T> step(a, s);
-    const Span here = block_span(a.n);
+    const Span here = elements_here(a);
     const auto update = [=](R& w, R& m, R& v, R g) {
         const AdamElement<R> e = step.of(w, m, v, g);
         w = e.w, m = e.m, v = e.v;
@@ -98,11 +101,11 @@ template <class T> __global__ void adamw_kernel(AdamSpan<T> a, const StepState* 
             update(master, m, v, g);
             w = T(master);
         }, out(a.w), a.master, a.m, a.v, a.g);
-    else for_each_element(here, [=](T& w, R& m, R& v, R g, uint64_t place) {
+    else for_each_element(here, [=](long i, T& w, R& m, R& v, R g) {
         R exact = R(w);
         update(exact, m, v, g);
-        w = published<T>(s, place, exact);
-    }, a.w, a.m, a.v, a.g, Places{a.first});
+        w = published<T>(s, a.first + uint64_t(i), exact);
+    }, a.w, a.m, a.v, a.g);
 }
 
 // Sums of squares of what the step is about to make of a span: weight, gradient before clipping, change of the weight,
@@ -114,12 +117,12 @@ template <class T> __global__ void adamw_square_parts_kernel(double* parts, Adam
     const long begin = blockIdx.x * square_span, end = begin + square_span < a.n ? begin + square_span : a.n;
     double w = 0, g = 0, change = 0, m = 0, v = 0;
     const auto add_all = [&](auto element, const auto* before) {
-        for_each_element(Span{begin, end}, [&](auto wi, R mi, R vi, R gi, uint64_t place) {
-            const AdamElement<R> e = element(R(wi), mi, vi, gi, place);
+        for_each_element(Span{begin, end}, [&](long i, auto wi, R mi, R vi, R gi) {
+            const AdamElement<R> e = element(R(wi), mi, vi, gi, a.first + uint64_t(i));
             const double after = double(e.w), moved = after - double(e.before);
             w += after * after, change += moved * moved, g += double(gi) * double(gi);
             m += double(e.m) * double(e.m), v += double(e.v) * double(e.v);
-        }, before, static_cast<const R*>(a.m), static_cast<const R*>(a.v), a.g, Places{a.first});
+        }, before, static_cast<const R*>(a.m), static_cast<const R*>(a.v), a.g);
     };
     const auto add_of_weights = [&](auto element) {
         if (a.master) add_all(element, static_cast<const R*>(a.master));
@@ -136,16 +139,17 @@ template <class T> __global__ void adamw_square_parts_kernel(double* parts, Adam
         for (long k = 0; k < adamw_squares; ++k) parts[blockIdx.x * adamw_squares + k] = sums[k];
 }
 
-inline void decide(Device& d, View<StepState> s, View<const double> parts) {
-    launch(d, Grid(1, 32).moves(parts), decide_kernel<double>, s.data, parts.data, parts.count());
+// squares: (1, 1), of all gradients.
+inline void decide(Device& d, View<StepState> s, View<const double> squares) {
+    require_equal(squares.count(), 1, "decide: one sum");
+    launch(d, Grid(1, 32).moves(squares), decide_kernel<double>, s.data, squares.data);
 }
 
-// Master (where there is one), m, v and w of the span are overwritten, unless the step is skipped.
-template <class T> void adamw(Device& d, const AdamSpan<T>& span, View<const StepState> s) {
-    Grid grid = Grid::spans(span.n, 16384);
-    const size_t master = std::is_same_v<T, Real<T>> || !span.master ? 0 : 2 * sizeof(Real<T>);
-    grid.work.bytes = double(span.n) * double(2 * sizeof(T) + 5 * sizeof(Real<T>) + master);
-    launch(d, grid, adamw_kernel<T>, span, s.data);
+// Master (where there is one), m, v and w of all spans are overwritten, unless the step is skipped.
+template <class T> void adamw(Device& d, const SpanTable<AdamSpan<T>>& table, View<const StepState> s) {
+    Grid grid(table.blocks);
+    grid.work.bytes = table.bytes;
+    launch(d, grid, adamw_kernel<T>, table.spans.data, table.spans.cols, s.data);
 }
 
 // Before adamw(), of the same span. total: (1, adamw_squares), added to. parts: scratch of at least square_parts(n)

@@ -2,7 +2,6 @@
 // Copy with: device.h and what it names
 // The gradient of a row of wte is the sum over the places where its token stands. The host lists those places token by
 // token (Runs); a block owns one token and adds in the order of the rows: no atomics, the same bits every time.
-// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
 #pragma once
 #include "device.h"
 #include <vector>
@@ -38,21 +37,21 @@ __global__ void embed_forward_kernel(T* x, const int* tokens, IdRows<const T> wt
     const bool here = row >= 0 && row < wte.rows;
     const T *const token = wte.w + row * C, *const position = wpe ? wpe + long(positions[blockIdx.x]) * C : nullptr;
     x += blockIdx.x * C;
-    for (long c = threadIdx.x; c < C; c += blockDim.x)
-        x[c] = !position ? (here ? token[c] : T(R(0))) : T((here ? R(token[c]) : R(0)) + R(position[c]));
+    if (here && position) for_each_element(C, [](T& xc, T t, T p) { xc = T(R(t) + R(p)); }, out(x), token, position);
+    else if (here || position) for_each_element(C, [](T& xc, T v) { xc = v; }, out(x), here ? token : position);
+    else for_each_element(C, [](T& xc) { xc = T(R(0)); }, out(x));
 }
 
-// Bytes: a sum goes out to L2 with each of its rows.
 template <class T>
 __global__ void embed_backward_kernel(IdRows<Real<T>> g, const T* dx, const int* rows, const int* starts,
                                       const int* keys, long C) {
     const long begin = starts[blockIdx.x], end = starts[blockIdx.x + 1], key = long(keys[blockIdx.x]) - g.first;
     if (key < 0 || key >= g.rows) return;
-    Real<T>* const dw = g.w + key * C;
-    for (long i = begin; i < end; ++i) {
-        const T* const row = dx + long(rows[i]) * C;
-        for (long c = threadIdx.x; c < C; c += blockDim.x) dw[c] += Real<T>(row[c]);
-    }
+    constexpr long width = pack_width<const T*>;
+    const bool packed = in_packs(dx, C) && in_packs(g.w, C) && C % width == 0;
+    sum_columns<width>({g.w + key * C}, C, packed, Write::add, [=](auto&& add) {
+        for (long i = begin; i < end; ++i) add([](Real<T>& sum, T v) { sum += Real<T>(v); }, dx + long(rows[i]) * C);
+    });
 }
 
 // x: (N, C), overwritten. tokens, positions: (1, N), checked by whoever made them. wte: (V, C), or the ids from `first`
@@ -63,7 +62,7 @@ void embed_forward(Device& d, View<T> x, View<const int> tokens, View<const T> w
     require_equal(wte.cols, x.cols, "embed: channels of wte and x");
     require(wpe.empty() || wpe.cols == x.cols, "embed: as many channels in wpe as in x");
     require_equal(tokens.cols, x.rows, "embed: one token a row");
-    launch(d, Grid(x.rows).moves(x, x, wpe), embed_forward_kernel<T>, x.data, tokens.data,
+    launch(d, Grid::rows<T>(x.rows, x.cols).moves(x, x, wpe), embed_forward_kernel<T>, x.data, tokens.data,
            IdRows<const T>{wte.data, wte.rows, first}, positions.data, wpe.data, x.cols);
 }
 
@@ -74,7 +73,7 @@ void embed_backward(Device& d, View<Real<T>> dw, View<const T> dx, const RunView
     require_equal(dw.cols, dx.cols, "embed: channels of dw and dx");
     require(dw.dense() && dx.dense(), "embed: rows without gaps");
     const View<Real<T>> rows(dw.data, runs.keys.cols, dw.cols);
-    launch(d, Grid(rows.rows).moves(dx, rows, rows), embed_backward_kernel<T>,
+    launch(d, Grid::rows<T>(rows.rows, rows.cols).moves(dx, rows, rows), embed_backward_kernel<T>,
            IdRows<Real<T>>{dw.data, dw.rows, first}, dx.data, runs.rows.data, runs.starts.data, runs.keys.data,
            dx.cols);
 }

@@ -14,11 +14,8 @@ enum class Along { rows, columns };                    // what has a scale of it
 inline constexpr long amax_columns = 64;               // of a block
 
 template <class T> __global__ void amax_rows_kernel(float* amax, const T* x, long C, long stride) {
-    float most = 0;
-    x += blockIdx.x * stride;
-    BT_VECTOR_MAX(most)
-    for (long c = threadIdx.x; c < C; c += blockDim.x) most = fabsf(float(x[c])) > most ? fabsf(float(x[c])) : most;
-    most = block_max(most);
+    const auto size = [](T v) { return fabsf(float(v)); };
+    const float most = block_max(largest(0.f, Span{0, C}, size, x + blockIdx.x * stride));
     if (threadIdx.x == 0) amax[blockIdx.x] = most;
 }
 // Blocks: 64 columns each, for all rows: this needs a second stage to be fast.
@@ -37,10 +34,11 @@ template <class F, class T>
 __global__ void quantize_kernel(T* q, const T* x, const float* amax, long C, long stride, long by_row, long by_column) {
     const long n = blockIdx.x;
     const float of_row = scale_of<F>(amax[n * by_row]);
-    for (long c = threadIdx.x; c < C; c += blockDim.x) {
-        const float scale = by_column ? scale_of<F>(amax[c]) : of_row;
-        q[n * C + c] = T(nearest<F>(float(x[n * stride + c]) * scale));
-    }
+    const auto round = [](float x, float scale) { return T(nearest<F>(x * scale)); };
+    q += n * C, x += n * stride;
+    if (by_column)
+        for_each_element(C, [=](T& qc, T xc, float a) { qc = round(float(xc), scale_of<F>(a)); }, out(q), x, amax);
+    else for_each_element(C, [=](T& qc, T xc) { qc = round(float(xc), of_row); }, out(q), x);
 }
 // The codes of what quantize_kernel rounds to.
 template <class F, class T>
@@ -48,8 +46,11 @@ __global__ void encode_kernel(uint8_t* q, const T* x, const float* amax, long C,
                               long by_column) {
     const long n = blockIdx.x;
     const float of_row = scale_of<F>(amax[n * by_row]);
-    for (long c = threadIdx.x; c < C; c += blockDim.x)
-        q[n * C + c] = encode<F>(float(x[n * stride + c]) * (by_column ? scale_of<F>(amax[c]) : of_row));
+    q += n * C, x += n * stride;
+    if (by_column) for_each_element(C, [](uint8_t& qc, T xc, float a) {
+        qc = encode<F>(float(xc) * scale_of<F>(a));
+    }, out(q), x, amax);
+    else for_each_element(C, [=](uint8_t& qc, T xc) { qc = encode<F>(float(xc) * of_row); }, out(q), x);
 }
 // The same with rows as columns. q: (C, N). A block a tile of x, turned in shared memory: neighbouring threads read and
 // write neighbours.
@@ -96,7 +97,8 @@ __global__ void unscale_kernel(Out* y, const float* product, ProductScales m, co
 template <class T> void amax(Device& d, View<float> amax, View<const T> x, Along along) {
     require_equal(amax.cols, along == Along::rows ? x.rows : x.cols, "amax: one a row or a column");
     if (along == Along::rows)
-        return launch(d, Grid(x.rows).moves(x), amax_rows_kernel<T>, amax.data, x.data, x.cols, x.stride);
+        return launch(d, Grid::rows<T>(x.rows, x.cols).moves(x), amax_rows_kernel<T>, amax.data, x.data, x.cols,
+                      x.stride);
     const long blocks = (x.cols + amax_columns - 1) / amax_columns;
     launch(d, Grid(blocks, amax_columns).moves(x), amax_columns_kernel<T>, amax.data, x.data, x.rows, x.cols, x.stride);
 }
@@ -104,8 +106,8 @@ template <class T> void amax(Device& d, View<float> amax, View<const T> x, Along
 template <class F, class T>
 void quantize(Device& d, View<T> q, View<const T> x, View<const float> amax, Along along) {
     const bool one = amax.cols == 1;
-    launch(d, Grid(x.rows).moves(q, x), quantize_kernel<F, T>, q.data, x.data, amax.data, x.cols, x.stride,
-           long(!one && along == Along::rows), long(!one && along == Along::columns));
+    launch(d, Grid::rows<T>(x.rows, x.cols).moves(q, x), quantize_kernel<F, T>, q.data, x.data, amax.data, x.cols,
+           x.stride, long(!one && along == Along::rows), long(!one && along == Along::columns));
 }
 // q: (N, C), or turned (C, N), overwritten: the codes of x (N, C), scaled and rounded to F.
 enum class Turned { no, yes };
@@ -114,8 +116,8 @@ void encode(Device& d, View<uint8_t> q, View<const T> x, View<const float> amax,
     const long by_row = amax.cols > 1 && along == Along::rows, by_column = amax.cols > 1 && along == Along::columns;
     require_equal(q.cols, turned == Turned::yes ? x.rows : x.cols, "encode: columns of the codes");
     if (turned == Turned::no)
-        return launch(d, Grid(x.rows).moves(q, x), encode_kernel<F, T>, q.data, x.data, amax.data, x.cols, x.stride,
-                      by_row, by_column);
+        return launch(d, Grid::rows<T>(x.rows, x.cols).moves(q, x), encode_kernel<F, T>, q.data, x.data, amax.data,
+                      x.cols, x.stride, by_row, by_column);
     const auto tiles = [](long n) { return (n + turned_tile - 1) / turned_tile; };
     launch(d, Grid(tiles(x.rows) * tiles(x.cols), 256, size_t(turned_tile * turned_stride)).moves(q, x),
            encode_turned_kernel<F, T>, q.data, x, amax.data, by_row, by_column);

@@ -5,7 +5,8 @@
 // Cross-entropy is the fused form: loss = -sum of logprobs / trained tokens: its weight a row is -1 / trained tokens.
 // Where logits are those of a part of the vocabulary (the ids from `first` on), the maximum, the sum of exp and the
 // target's logit are found part by part, put together by whoever has the parts, and the gradient is made of their lse.
-// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
+// A row of logits is read for its maximum, for the sum and for the gradient: it is too long to be kept by a block, but
+// not by the cache.
 #pragma once
 #include "device.h"
 
@@ -14,11 +15,9 @@ namespace baretrain {
 inline constexpr int ignored = -1;                     // a target that trains nothing
 
 template <class R> __device__ R row_logsumexp(const R* z, long V) {
-    R top = -INFINITY, sum = 0;
-    BT_VECTOR_MAX(top)
-    for (long v = threadIdx.x; v < V; v += blockDim.x) top = z[v] > top ? z[v] : top;   // a NaN shows in the sum
+    R top = largest(R(-INFINITY), Span{0, V}, [](R zv) { return zv; }, z), sum = 0;   // a NaN shows in the sum
     top = block_max(top);
-    for (long v = threadIdx.x; v < V; v += blockDim.x) sum += fast_exp(z[v] - top);
+    for_each_element(V, [&](R zv) { sum += fast_exp(zv - top); }, z);
     return top + log(block_sum(sum));
 }
 
@@ -27,15 +26,16 @@ template <class T>
 __device__ void row_gradient(T* dz, const Real<T>* z, long V, Real<T> lse, int target, Real<T> weight, long first = 0) {
     using R = Real<T>;
     if (target == ignored) {
-        for (long v = threadIdx.x; v < V; v += blockDim.x) dz[v] = T(R(0));
+        for_each_element(V, [](T& dzv) { dzv = T(R(0)); }, out(dz));
         return;
     }
     const long at = target - first;
     const bool here = at >= 0 && at < V;
     const R at_target = here ? weight - weight * fast_exp(z[at] - lse) : R(0);
     __syncthreads();                                   // dz may overwrite z[at], which every thread has just read
-    for (long v = threadIdx.x; v < V; v += blockDim.x) dz[v] = T(-weight * fast_exp(z[v] - lse));
-    if (here && threadIdx.x == at % blockDim.x) dz[at] = T(at_target);   // the thread that wrote it in the loop
+    for_each_element(V, [=](T& dzv, R zv) { dzv = T(-weight * fast_exp(zv - lse)); }, out(dz), z);
+    __syncthreads();                                   // the element of the target has been written like the others
+    if (here && threadIdx.x == 0) dz[at] = T(at_target);
 }
 
 // Bytes: a row of 200 KB is read twice, for its maximum and its sum.
@@ -70,11 +70,7 @@ __global__ void cross_entropy_kernel(LogitGrad<T> g, Real<T>* logprob, const Rea
 
 // ---- of a part of the vocabulary ------------------------------------------------------------------------------------
 template <class R> __global__ void row_max_kernel(R* top, const R* z, long V, long stride) {
-    R most = -INFINITY;
-    z += blockIdx.x * stride;
-    BT_VECTOR_MAX(most)
-    for (long v = threadIdx.x; v < V; v += blockDim.x) most = z[v] > most ? z[v] : most;
-    most = block_max(most);
+    const R most = block_max(largest(R(-INFINITY), Span{0, V}, [](R zv) { return zv; }, z + blockIdx.x * stride));
     if (threadIdx.x == 0) top[blockIdx.x] = most;
 }
 
@@ -86,9 +82,10 @@ __global__ void part_sums_kernel(PartSums<R> sums, const R* z, const R* top, con
     const long n = blockIdx.x, at = targets[n] - first;
     R sum = 0;
     z += blockIdx.x * stride;
-    for (long v = threadIdx.x; v < V; v += blockDim.x) sum += fast_exp(z[v] - top[n]);
+    const R most = top[n];
+    for_each_element(V, [&](R zv) { sum += fast_exp(zv - most); }, z);
     sum = block_sum(sum);
-    if (threadIdx.x == 0) sums.exp[n] = sum, sums.target[n] = at >= 0 && at < V ? z[at] - top[n] : R(0);
+    if (threadIdx.x == 0) sums.exp[n] = sum, sums.target[n] = at >= 0 && at < V ? z[at] - most : R(0);
 }
 
 // lse: the maximum before; target: the target's logit less it before, its log-probability after.

@@ -23,14 +23,29 @@ template <class T> BT_HD T* norm_row(View<T> x, long r, long C) {
     return x.data + r / groups * x.stride + r % groups * C;
 }
 
+// What is normalised: x; or what is made of it on the way, in `sum`: x + branch, or a copy.
+template <class T> struct NormInput {
+    View<const T> x, branch = {};
+    View<T> sum = {};
+    template <class U> NormInput(View<U> x) : x(x) {}
+    NormInput(View<T> sum, View<const T> x, View<const T> branch = {}) : x(x), branch(branch), sum(sum) {}
+};
+template <class T> __device__ const T* norm_input_row(const NormInput<T>& in, long r, long C) {
+    using R = Real<T>;
+    const T* const x = norm_row(in.x, r, C);
+    if (!in.sum.data) return keep(x, C);
+    T* const sum = norm_row(in.sum, r, C);
+    if (!in.branch.data) return keep_new(sum, C, [](T xc) { return xc; }, x);
+    return keep_new(sum, C, [](T xc, T bc) { return T(R(xc) + R(bc)); }, x, norm_row(in.branch, r, C));
+}
+
 // stats: mean and rstd of each row. One block a row. y may be x.
 template <class T>
-__global__ void norm_forward_kernel(View<T> all_y, Real<T>* stats, View<const T> all_x, NormWeights<T> n) {
+__global__ void norm_forward_kernel(View<T> all_y, Real<T>* stats, NormInput<T> in, NormWeights<T> n) {
     using R = Real<T>;
     const long C = n.w.cols;
     T* const y = norm_row(all_y, blockIdx.x, C);
-    const T *const x = keep(norm_row(all_x, blockIdx.x, C), C), *const w = n.w.data, *const b = n.b.data;
-    stats += blockIdx.x * 2;
+    const T *const x = norm_input_row(in, blockIdx.x, C), *const w = n.w.data, *const b = n.b.data;
     R mean = 0, squares = 0;
     if (b) {
         const R first = R(x[0]);                       // around it, a large mean costs no digits
@@ -43,7 +58,7 @@ __global__ void norm_forward_kernel(View<T> all_y, Real<T>* stats, View<const T>
         yc = T((R(xc) - mean) * rstd * R(wc) + R(bc));
     }, out(y), x, w, b);
     else for_each_element(C, [=](T& yc, T xc, T wc) { yc = T(R(xc) * rstd * R(wc)); }, out(y), x, w);
-    if (threadIdx.x == 0) stats[0] = mean, stats[1] = rstd;
+    if (threadIdx.x == 0) stats[blockIdx.x * 2] = mean, stats[blockIdx.x * 2 + 1] = rstd;
 }
 
 // Where the gradient of x goes: added to, since the residual gradient is already there, or overwritten (dx may be dy).
@@ -88,7 +103,7 @@ __global__ void norm_weight_parts_kernel(View<Real<T>> dw_parts, View<Real<T>> d
     R *const dw = dw_parts.data + blockIdx.x * C, *const db = db_parts.data + blockIdx.x * C;
     constexpr long width = pack_width<const T*>;
     const bool packed = in_packs(x.data, x.stride) && in_packs(dy.data, dy.stride) && C % width == 0;
-    sum_columns<width>({dw, db}, C, packed, [=](auto&& add) {
+    sum_columns<width>({dw, db}, C, packed, Write::over, [=](auto&& add) {
         for (long n = first; n < end; ++n) {
             const R mean = stats[n * 2], rstd = stats[n * 2 + 1];
             add([=](R& dwc, R& dbc, T dyc, T xc) {
@@ -104,13 +119,17 @@ template <class T> long norm_rows(View<const T> x, const NormWeights<T>& n) {
     return x.rows * (x.cols / n.w.cols);
 }
 
-// y (N, G*C) and stats (N*G, 2) are overwritten. x: (N, G*C), G groups of the C channels of w.
+// y (N, G*C) and stats (N*G, 2) are overwritten. in: (N, G*C), G groups of the C channels of w.
 template <class T>
-void norm_forward(Device& d, View<T> y, View<Real<T>> stats, View<const T> x, const NormWeights<T>& n) {
+void norm_forward(Device& d, View<T> y, View<Real<T>> stats, const std::type_identity_t<NormInput<T>>& in,
+                  const NormWeights<T>& n) {
+    const View<const T>& x = in.x;
     require_equal(y.cols, x.cols, "norm: columns of y and x");
     require_equal(stats.count(), 2 * norm_rows(x, n), "norm: two statistics a row");
-    const Grid grid = Grid::rows<T>(norm_rows(x, n), n.w.cols, 1).moves(y, stats, x);
-    launch(d, grid, norm_forward_kernel<T>, y, stats.data, x, n);
+    for (const View<const T>& v : {in.branch, View<const T>(in.sum)})
+        require(v.empty() || (v.rows == x.rows && v.cols == x.cols), "norm: what is added or made is as large as x");
+    const Grid grid = Grid::rows<T>(norm_rows(x, n), n.w.cols, 1).moves(y, stats, x, in.branch, in.sum);
+    launch(d, grid, norm_forward_kernel<T>, y, stats.data, in, n);
 }
 
 // dx, dy, x: (N, G*C).

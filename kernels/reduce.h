@@ -3,6 +3,7 @@
 // Two stages: parts of a fixed size, never one per thread, then the parts in order. So the bits depend on sizes alone.
 #pragma once
 #include "device.h"
+#include <vector>
 
 namespace baretrain {
 
@@ -13,7 +14,8 @@ inline long square_parts(long n) { return (n + square_span - 1) / square_span; }
 template <class T> __global__ void column_sum_parts_kernel(Real<T>* parts, const T* x, long N, long C, long stride) {
     const long first = blockIdx.x * column_sum_rows, end = first + column_sum_rows < N ? first + column_sum_rows : N;
     constexpr long width = pack_width<const T*>;
-    sum_columns<width>({parts + blockIdx.x * C}, C, in_packs(x, stride) && C % width == 0, [=](auto&& add) {
+    const bool packed = in_packs(x, stride) && C % width == 0;
+    sum_columns<width>({parts + blockIdx.x * C}, C, packed, Write::over, [=](auto&& add) {
         for (long n = first; n < end; ++n) add([](Real<T>& sum, T xc) { sum += Real<T>(xc); }, x + n * stride);
     });
 }
@@ -44,21 +46,42 @@ template <class R> void add_parts(Device& d, View<R> sum, View<const R> parts, W
     launch(d, grid, add_parts_kernel<R>, sum.data, parts.data, parts.rows, parts.cols, write);
 }
 
-// y = or += x, (1, n) each.
-template <class R> __global__ void accumulate_kernel(R* y, const R* x, long n, Write write) {
-    if (write == Write::add) for_each_element(block_span(n), [](R& yi, R xi) { yi += xi; }, y, x);
-    else for_each_element(block_span(n), [](R& yi, R xi) { yi = xi; }, out(y), x);
+// ---- many tensors in one launch -------------------------------------------------------------------------------------
+// A table on the device: each S has n elements and `block`, its first one: a block has 16,384 elements of a span.
+template <class S> struct SpanTable {
+    View<const S> spans;
+    long blocks = 0;
+    double bytes = 0;                                  // that a launch moves
+
+    SpanTable(Device& d, View<S> memory, std::vector<S> all) : spans(memory) {
+        require_equal(memory.cols, long(all.size()), "span table: memory for each");
+        for (S& s : all) s.block = blocks, blocks += square_parts(s.n), bytes += s.bytes();
+        copy_bytes(d, memory.data, all.data(), all.size() * sizeof(S));
+    }
+};
+// The span that this block works on: the last one that does not begin behind it.
+template <class S> __device__ S find_span(const S* spans, long count) {
+    while (const long half = count / 2)
+        if (spans[half].block <= blockIdx.x) spans += half, count -= half;
+        else count = half;
+    return *spans;
 }
-template <class R> void accumulate(Device& d, View<R> y, View<const R> x, Write write) {
-    require_equal(y.count(), x.count(), "accumulate: sizes of y and x");
-    launch(d, Grid::spans(x.count()).moves(y, x), accumulate_kernel<R>, y.data, x.data, x.count(), write);
+// Which of its elements.
+template <class S> __device__ Span elements_here(const S& s) {
+    const long begin = (blockIdx.x - s.block) * square_span, end = begin + square_span;
+    return {begin, end < s.n ? end : s.n};
 }
 
-// One block a span; squares of floats are added in float within a span of 16,384 and in double between spans.
-template <class R> __global__ void square_parts_kernel(double* parts, const R* x, long n) {
-    const long begin = blockIdx.x * square_span, end = begin + square_span < n ? begin + square_span : n;
+template <class R> struct SquareSpan {
+    const R* x;
+    long n, block = 0;
+    double bytes() const { return double(n) * double(sizeof(R)); }
+};
+// Squares of floats are added in float within a block's elements and in double between blocks.
+template <class R> __global__ void square_parts_kernel(double* parts, const SquareSpan<R>* spans, long count) {
+    const SquareSpan<R> s = find_span(spans, count);
     R sum = 0;
-    for_each_element(Span{begin, end}, [&](R v) { sum += v * v; }, x);
+    for_each_element(elements_here(s), [&](R v) { sum += v * v; }, s.x);
     sum = block_sum(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = double(sum);
 }
@@ -125,10 +148,12 @@ void column_sums(Device& d, View<Real<T>> sum, View<const T> x, View<Real<T>> pa
     add_parts(d, sum, View<const Real<T>>(parts), write);
 }
 
-// parts: (1, square_parts(n)), overwritten; their sum, taken in order, is the sum of squares of x (1, n).
-template <class R> void sum_squares(Device& d, View<double> parts, View<const R> x) {
-    require_equal(parts.count(), square_parts(x.count()), "sum_squares: one part a span");
-    launch(d, Grid(parts.count()).moves(x), square_parts_kernel<R>, parts.data, x.data, x.count());
+// parts: (1, blocks of the table), overwritten; their sum is that of the squares of all elements of the table.
+template <class R> void sum_squares(Device& d, View<double> parts, const SpanTable<SquareSpan<R>>& table) {
+    require_equal(parts.count(), table.blocks, "sum_squares: one part a block");
+    Grid grid = Grid(table.blocks).moves(parts);
+    grid.work.bytes += table.bytes;
+    launch(d, grid, square_parts_kernel<R>, parts.data, table.spans.data, table.spans.cols);
 }
 
 }  // namespace baretrain

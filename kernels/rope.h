@@ -3,7 +3,8 @@
 // Channels i and i + D/2 of a head, as a point in the plane, turn by position * f_i; f_i = theta^(-2i/D), or scaled for
 // long contexts. In place on (N, heads * D); the backward pass turns by the opposite angle. The table is made in double
 // and stored as Real<T>, so that position 257 differs from 256 whatever the type of the model.
-// Width: one element a lane. A warp moves whole sectors, but takes more instructions than with packs.
+// A pass of its own: it reads and writes q and k once. Attention would turn the keys again for each block of queries
+// that loads them, forward and backward; the product has no place for it, and only one family has norms before it.
 #pragma once
 #include "device.h"
 #include <vector>
@@ -34,13 +35,22 @@ __global__ void rope_kernel(T* x, const Real<T>* table, const int* positions, lo
     const R sign = turn == Turn::forward ? R(1) : R(-1);
     const long half = D / 2;
     x += blockIdx.x * stride;
+    auto turn_point = [=](T& a, T& b, R c, R sine) {
+        const R u = R(a), v = R(b), s = sign * sine;
+        a = T(u * c - v * s);
+        b = T(v * c + u * s);
+    };
+    constexpr long width = pack_width<T*, const R*>;
+    if (width > 1 && half % width == 0 && in_packs(x, D) && in_packs(angles, D)) {   // a thread has points of any head
+        for (long i = threadIdx.x * width; i < heads * half; i += blockDim.x * width) {
+            T* const a = x + i / half * D;
+            each_of_pack<width>(turn_point, i % half, a, a + half, angles, angles + half);
+        }
+        return;
+    }
     for (long h = 0; h < heads; ++h) {
         T *a = x + h * D, *b = a + half;
-        for (long i = threadIdx.x; i < half; i += blockDim.x) {
-            const R u = R(a[i]), v = R(b[i]), c = angles[i], s = sign * angles[half + i];
-            a[i] = T(u * c - v * s);
-            b[i] = T(v * c + u * s);
-        }
+        for_each_element(half, turn_point, a, b, angles, angles + half);
     }
 }
 
@@ -50,8 +60,8 @@ void rope(Device& d, View<T> x, View<const int> positions, View<const Real<T>> t
     const long D = table.cols;
     require(D > 0 && D % 2 == 0 && x.cols % D == 0, "rope: an even head size that divides the columns");
     require_equal(positions.cols, x.rows, "rope: one position a row");
-    launch(d, Grid(x.rows, 32).moves(x, x, table), rope_kernel<T>, x.data, table.data, positions.data, x.cols / D, D,
-           x.stride, turn);
+    const Grid grid = Grid::rows<T>(x.rows, x.cols / 2).moves(x, x, table);
+    launch(d, grid, rope_kernel<T>, x.data, table.data, positions.data, x.cols / D, D, x.stride, turn);
 }
 
 }  // namespace baretrain

@@ -24,8 +24,8 @@ struct State {
     Device& d;
     State(Device& device, StepState s, const Numbers& parts) : d(device) {
         copy_bytes(d, on_device.v.data, &s, sizeof s);
-        const Tensor<double> p(1, long(parts.size()), parts);
-        decide(d, on_device, p.in());
+        const Tensor<double> squares(1, 1, Numbers{std::accumulate(parts.begin(), parts.end(), 0.0)});
+        decide(d, on_device, squares.in());
     }
     StepState get() {
         StepState s;
@@ -34,6 +34,13 @@ struct State {
         return s;
     }
 };
+
+// One launch over these spans.
+template <class T> void update_spans(Device& d, const std::vector<AdamSpan<T>>& spans, State& s) {
+    const Tensor<AdamSpan<T>> memory(1, long(spans.size()));
+    adamw<T>(d, SpanTable<AdamSpan<T>>(d, memory.v, spans), s.on_device.in());
+    memory.check_guard();
+}
 
 // The tensors of one span. Without a copy of its own, w is the master.
 template <class T> struct Weights {
@@ -46,8 +53,10 @@ template <class T> struct Weights {
           g(1, master.v.cols, gradient), w(1, master.v.cols, start) {}
     Numbers zeros() const { return Numbers(size_t(master.v.cols), 0); }
     void update(Device& d, State& s) {
-        const AdamSpan<T> span{w.v.data, master.v.data, m.v.data, v.v.data, g.v.data, master.v.cols, decay, lr_factor};
-        adamw<T>(d, span, s.on_device.in());
+        update_spans<T>(d, {span()}, s);
+    }
+    AdamSpan<T> span() const {
+        return {w.v.data, master.v.data, m.v.data, v.v.data, g.v.data, master.v.cols, decay, lr_factor};
     }
     Numbers all() const {
         Numbers everything;
@@ -110,6 +119,33 @@ TEST_CASE_TEMPLATE("ten steps with decay, clipping and bias correction equal the
         });
 }
 
+// Of 1, 2 and 3 blocks, some empty, one after the other: each as if it were alone.
+TEST_CASE_TEMPLATE("one launch updates every span of a table as a launch for each does", T, float, bf16, double) {
+    using R = Real<T>;
+    for_each_block_size([&](Device& d) {
+        if (max_threads > 1 && d.threads != 64) return;            // fibers are slow
+        std::vector<Weights<T>> alone, together;
+        for (auto* list : {&alone, &together})
+            for (const long n : {0, 33, 16384, 16385, 0, 0, 1, 40000, 7, 0}) {
+                const int which = int(list->size());
+                list->emplace_back(noise<T>(n, which), noise<R>(n, 20 + which));
+                list->back().decay = R(which % 2), list->back().lr_factor = R(1 + which);
+            }
+        State s(d, state_of(1, 0.1, 0.5), {1});
+        std::vector<AdamSpan<T>> spans;
+        for (Weights<T>& p : alone) p.update(d, s);
+        for (const Weights<T>& p : together) spans.push_back(p.span());
+        const long before = d.launches;
+        update_spans(d, spans, s);
+        CHECK(d.launches == before + 1);
+        for (size_t i = 0; i < alone.size(); ++i) {
+            CAPTURE(i);
+            CHECK(together[i].all() == alone[i].all());
+            together[i].check_guards();
+        }
+    });
+}
+
 TEST_CASE_TEMPLATE("eps stands outside the square root", T, float, bf16, double) {
     Device d;
     d.threads = 64;
@@ -153,7 +189,7 @@ TEST_CASE_TEMPLATE("sums of squares taken before an update are those of what it 
                     const Numbers before = weights(), zeros = p.zeros();
                     add_adamw_squares<T>(d, total, span, s2.on_device.in(), parts);
                     CHECK(weights() == before);
-                    adamw<T>(d, span, s2.on_device.in());
+                    update_spans<T>(d, {span}, s2);
                     const Numbers got = total.get(), m = p.m.get(), v = p.v.get(), after = weights();
                     const Numbers want = {1 + square(after, zeros), square(g, zeros), square(after, before),
                                           square(m, zeros), square(v, zeros)};
@@ -175,7 +211,7 @@ Numbers without_master(Device& d, double g, double decay, int steps, uint64_t se
         StepState now = state_of(t, 1e-3, decay);
         now.seed = seed, now.step = uint64_t(t);
         State s(d, now, {1});
-        adamw<bf16>(d, {w.v.data, nullptr, m.v.data, v.v.data, gradient.v.data, n, 1, 1}, s.on_device.in());
+        update_spans<bf16>(d, {{w.v.data, nullptr, m.v.data, v.v.data, gradient.v.data, n, 1, 1}}, s);
     }
     w.check_guard();
     return w.get();

@@ -19,6 +19,10 @@ template <class Y, class X> void check_copy(Device& d, long N, long C, long from
         for (long c = from; c < from + C; ++c) want[size_t(n * y_cols + c)] = double(Y(X(float(x[size_t(n * x_cols + c)]))));
     copy<Y, X>(d, y.v.col_range(from, C), tx.in().col_range(from, C));
     CHECK(y.get() == want);
+    for (long n = 0; n < N; ++n)
+        for (long c = from; c < from + C; ++c) want[size_t(n * y_cols + c)] = double(Y(2 * Real<Y>(want[size_t(n * y_cols + c)])));
+    if (std::is_same_v<Y, X>) copy<Y, X>(d, y.v.col_range(from, C), tx.in().col_range(from, C), Write::add);
+    if (std::is_same_v<Y, X>) CHECK(y.get() == want);
     y.check_guard();
 }
 

@@ -48,9 +48,9 @@ __global__ void reverse_rows_kernel(float* y, const float* x, long C) {
 
 // y = 2 x + y, and who did it, element by element of types of different sizes.
 __global__ void pack_kernel(double* y, const float* x, int* who, const bf16* small, Span s, uint64_t first) {
-    for_each_element(s, [](double& yi, float xi, int& w, bf16 b, uint64_t place) {
-        yi += 2 * double(xi) + 1000 * double(float(b)) + 1e6 * double(place), w = int(threadIdx.x);
-    }, y, x, out(who), small, Places{first});
+    for_each_element(s, [=](long i, double& yi, float xi, int& w, bf16 b) {
+        yi += 2 * double(xi) + 1000 * double(float(b)) + 1e6 * double(first + uint64_t(i)), w = int(threadIdx.x);
+    }, y, x, out(who), small);
 }
 __global__ void largest_kernel(float* y, const float* x, Span s) {
     const float most = block_max(largest(-1.f, s, [](float v) { return v < 0 ? -v : v; }, x));

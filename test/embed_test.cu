@@ -26,7 +26,7 @@ constexpr long N = 7, V = 9, T_max = 4;
 TEST_SUITE("embed") {
 
 TEST_CASE_TEMPLATE("a row is its token's embedding, plus its position's where there is one", T, float, bf16, double) {
-    for (const long C : {1, 33, 300})
+    for (const long C : {1, 33, 300, 72})
         for_each_block_size([&](Device& d) {
             CAPTURE(C);
             const Numbers wte = noise<T>(V * C, 1), wpe = noise<T>(T_max * C, 2);
@@ -50,7 +50,7 @@ TEST_CASE_TEMPLATE("a row is its token's embedding, plus its position's where th
 TEST_CASE_TEMPLATE("the gradient sums a token's places, adds, and repeats bit for bit", T, float, bf16, double) {
     using R = Real<T>;
     for (const auto& [keys, num_keys] : {std::pair(tokens, V), std::pair(positions, T_max)})
-        for (const long C : {1, 33, 300})
+        for (const long C : {1, 33, 300, 72})
             for_each_block_size([&, keys = keys, num_keys = num_keys](Device& d) {
                 CAPTURE(C);
                 const Numbers dx = noise<T>(N * C, 3), before = noise<R>(num_keys * C, 4);

@@ -122,6 +122,39 @@ TEST_CASE_TEMPLATE("the heads of a row are normalised on their own, in place, an
     });
 }
 
+// mid = x + branch and its norm; q = norm(q), with a copy of what it was. In rows of any strides, three heads each.
+TEST_CASE_TEMPLATE("a sum or a copy that is normalised on the way has the bits of both steps", T, float, bf16, double) {
+    using R = Real<T>;
+    struct { long C, gap, gap_kept; } const sizes[] = {{33, 0, 0}, {64, 0, 0}, {16, 5, 8}, {16, 8, 16}, {40, 8, 3}};
+    for (const Kind kind : both_kinds)
+        for (const auto& [width, gap, gap_kept] : sizes)
+            for_each_block_size([&, C = width, gap = gap, gap_kept = gap_kept](Device& d) {
+                const long N = 5, H = 3, all = H * C;
+                CAPTURE(C); CAPTURE(gap);
+                const Numbers x = noise<T>(N * all, 1), branch = noise<T>(N * all, 2), w = noise<T>(C, 3), b = noise<T>(C, 4);
+                Numbers sum;
+                for (size_t i = 0; i < x.size(); ++i) sum.push_back(double(T(R(x[i]) + R(branch[i]))));
+                const Tensor<T> tx(N, all, x, all + gap), tbranch(N, all, branch, all + gap), tw(1, C, w), tb(1, C, b);
+                const Tensor<T> tsum(N, all, sum);
+                const NormWeights<T> n = weights(kind, tw, tb, 1e-5);
+                Tensor<T> y(N, all), kept(N, all, branch, all + gap_kept), want(N, all);
+                Tensor<R> stats(N, 2 * H), want_stats(N, 2 * H);
+                norm_forward<T>(d, want, want_stats, tsum.in(), n);
+                norm_forward<T>(d, y, stats, {kept.v, tx.in(), tbranch.in()}, n);
+                CHECK(kept.get() == sum);
+                CHECK(y.get() == want.get());
+                CHECK(stats.get() == want_stats.get());
+                kept.check_guard(), y.check_guard(), stats.check_guard();
+                norm_forward<T>(d, want, want_stats, tx.in(), n);
+                Tensor<T> in_place(N, all, x, all + gap);
+                norm_forward<T>(d, in_place, stats, {kept.v, in_place.in()}, n);
+                CHECK(kept.get() == x);
+                CHECK(in_place.get() == want.get());
+                CHECK(stats.get() == want_stats.get());
+                kept.check_guard(), in_place.check_guard();
+            });
+}
+
 TEST_CASE("db is added to when asked") {
     Device d;
     d.threads = 64;
@@ -235,6 +268,8 @@ TEST_CASE("sizes that do not fit are refused") {
     Tensor<float> x(3, 4), w(1, 5), good(1, 4), stats(3, 2), few(2, 2), one_part(1, 4), dw(1, 4);
     CHECK_THROWS_AS(norm_forward<float>(d, x, stats, x.in(), {w.in(), {}, 1e-5f}), Error);
     CHECK_THROWS_AS(norm_forward<float>(d, x, few, x.in(), {good.in(), {}, 1e-5f}), Error);
+    CHECK_THROWS_AS(norm_forward<float>(d, x, stats, {few.v, x.in(), x.in()}, {good.in(), {}, 1e-5f}), Error);
+    CHECK_THROWS_AS(norm_forward<float>(d, x, stats, {x.v, x.in(), few.in()}, {good.in(), {}, 1e-5f}), Error);
     CHECK_THROWS_AS(norm_backward_weight<float>(d, {dw, {}, Write::over}, x.in(), x.in(), stats.in(), one_part), Error);
 }
 

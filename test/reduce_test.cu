@@ -7,9 +7,17 @@ using namespace baretrain::test;
 
 namespace {
 
+// parts: as many as the blocks of these tensors.
+template <class R> void squares_of(Device& d, const Tensor<double>& parts, const std::vector<View<const R>>& all) {
+    std::vector<SquareSpan<R>> spans;
+    for (const View<const R>& x : all) spans.push_back({x.data, x.count()});
+    const Tensor<SquareSpan<R>> memory(1, long(spans.size()));
+    sum_squares(d, parts.v, SpanTable<SquareSpan<R>>(d, memory.v, spans));
+}
+
 template <class R> double total(Device& d, const Tensor<R>& x) {
     Tensor<double> parts(1, square_parts(x.v.count()));
-    sum_squares<R>(d, parts, x.in());
+    squares_of<R>(d, parts, {x.in()});
     parts.check_guard();
     double sum = 0;
     for (double p : parts.get()) sum += p;
@@ -86,6 +94,17 @@ TEST_CASE_TEMPLATE("the sum of squares equals the fp64 loop on both sides of a s
         });
 }
 
+TEST_CASE("a table of tensors has a part for each block of each, in order, and none for what is empty") {
+    for_each_block_size([](Device& d) {
+        const Tensor<double> a(1, 3, {1, 2, 3}), b(1, square_span + 1, Numbers(size_t(square_span + 1), 1)), c(1, 2, {5, 0});
+        const View<const double> none;
+        Tensor<double> parts(1, 4);
+        squares_of<double>(d, parts, {none, a.in(), none, none, b.in(), c.in(), none});
+        CHECK(parts.get() == Numbers{14, double(square_span), 1, 25});
+        parts.check_guard();
+    });
+}
+
 // In float, 2^24 + 1 is 2^24: sums over many spans must be kept in something wider.
 TEST_CASE("spans are added in double") {
     Device d;
@@ -127,7 +146,7 @@ TEST_CASE("one and two threads give the same bits") {
         d.threads = 64;
         Tensor<double> parts(1, square_parts(n));
         Tensor<float> sum(1, C), scratch(column_sum_parts(N), C);
-        sum_squares<float>(d, parts, x.in());
+        squares_of<float>(d, parts, {x.in()});
         column_sums<float>(d, sum, rows.in(), scratch, Write::over);
         squares[team - 1] = parts.get(), sums[team - 1] = sum.get();
     }
@@ -195,28 +214,13 @@ TEST_CASE_TEMPLATE("a NaN anywhere makes the largest magnitude NaN, an infinity 
         });
 }
 
-TEST_CASE_TEMPLATE("y = x and y += x, element by element, and no guard is touched", R, float, double) {
-    for (const long n : {1, 33, 4096, 4099})
-        for_each_block_size([&](Device& d) {
-            const Numbers left = noise<R>(n, 1), right = noise<R>(n, 2);
-            Numbers want;
-            for (size_t i = 0; i < left.size(); ++i) want.push_back(double(R(left[i]) + R(right[i])));
-            Tensor<R> y(1, n, left);
-            accumulate<R>(d, y, Tensor<R>(1, n, right).in(), Write::add);
-            CHECK(y.get() == want);
-            accumulate<R>(d, y, Tensor<R>(1, n, right).in(), Write::over);
-            CHECK(y.get() == right);
-            y.check_guard();
-        });
-}
-
 TEST_CASE("scratch of another size is refused") {
     Device d;
     Tensor<float> x(33, 4), one_part(1, 4), sum(1, 4), narrow(1, 3), parts(2, 4);
     Tensor<double> two(1, 2);
     CHECK_THROWS_AS(column_sums<float>(d, sum, x.in(), one_part, Write::over), Error);
     CHECK_THROWS_AS(column_sums<float>(d, narrow, x.in(), parts, Write::over), Error);
-    CHECK_THROWS_AS(sum_squares<float>(d, two, x.in()), Error);
+    CHECK_THROWS_AS(squares_of<float>(d, two, {x.in()}), Error);
     Tensor<double> none(0, magnitudes), total(1, magnitudes), short_total(1, 2), part(1, magnitudes);
     CHECK_THROWS_AS(add_magnitudes<float>(d, total, x.in(), none), Error);
     CHECK_THROWS_AS(add_magnitudes<float>(d, short_total, x.in(), part), Error);

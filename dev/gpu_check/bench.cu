@@ -175,13 +175,13 @@ template <class T> void optimizer(Table& t, const Sizes& s, const std::string& t
             R* const first = std::is_same_v<T, R> ? reinterpret_cast<R*>(w.data) : own.data;
             const auto m = b.random<R>(1, n), v = b.take<R>(1, n), g = b.random<R>(1, n);
             const AdamSpan<T> span{w.data, first, m.data, v.data, g.data, n, R(1), R(1)};
-            return [&b, span, now = b.filled(std::vector<StepState>{state})] { adamw<T>(b.d, span, now); };
+            const SpanTable<AdamSpan<T>> table(b.d, b.take<AdamSpan<T>>(1, 1), {span});
+            return [&b, table, now = b.filled(std::vector<StepState>{state})] { adamw<T>(b.d, table, now); };
         });
     }
     t.add({"memory", "sum of squares", shape, "fp32"}, [&](Bench& b) -> Body {
-        return [&b, parts = b.take<double>(1, square_parts(n)), x = b.random<R>(1, n)] {
-            sum_squares<R>(b.d, parts, View<const R>(x));
-        };
+        const SpanTable<SquareSpan<R>> table(b.d, b.take<SquareSpan<R>>(1, 1), {{b.random<R>(1, n).data, n}});
+        return [&b, table, parts = b.take<double>(1, square_parts(n))] { sum_squares(b.d, parts, table); };
     });
 }
 

@@ -152,7 +152,7 @@ void losses(Context c) {
     row_max<R>(d, lse, logits);
     part_sums<R>(d, exps, logprob, logits, lse, targets, 0);
     join_parts<R>(d, lse, logprob, exps, targets);
-    part_gradient<T>(d, dlogits, logits, lse, targets, R(-0.5), 0);
+    part_gradient<T>(d, dlogits, logits, lse, targets, a.filled<R>(1, 1), 0);
 }
 
 void optimizer(Context c) {
@@ -165,15 +165,19 @@ void optimizer(Context c) {
     const View<double> squares = a.make<double>(1, parts);
     const View<T> w = a.make<T>(1, n);
     AdamSpan<T> span{w.data, a.make<R>(1, n).data, a.make<R>(1, n).data, a.make<R>(1, n).data, g.data, n, R(1), R(1)};
-    sum_squares<R>(d, squares, g);
-    decide(d, state, squares);
-    adamw(d, span, View<const StepState>(state));
+    const auto update = [&] {
+        const View<AdamSpan<T>> spans = a.make<AdamSpan<T>>(1, 1);
+        adamw<T>(d, SpanTable<AdamSpan<T>>(d, spans, {span}), View<const StepState>(state));
+    };
+    sum_squares(d, squares, SpanTable<SquareSpan<R>>(d, a.make<SquareSpan<R>>(1, 1), {{g.data, n}}));
+    decide(d, state, a.make<double>(1, 1));
+    update();
     add_adamw_squares(d, a.make<double>(1, adamw_squares), span, View<const StepState>(state),
                       a.make<double>(parts, adamw_squares));
     add_magnitudes<T>(d, a.make<double>(1, magnitudes), w, a.make<double>(parts, magnitudes));
     copy<T, R>(d, w, View<const R>(span.master, 1, n));
     span.master = nullptr;                             // rounded at random
-    adamw(d, span, View<const StepState>(state));
+    update();
 }
 
 void products(Context c) {
