@@ -36,6 +36,8 @@ const std::vector<Kind> kinds = {
                          {"join_parts", "log-probabilities, from the sums of all ranks"},
                          {"part_gradient", "the gradient of this rank's logits in their place"}}},
     {"optimizer", "#9d755d", {{"sum_squares", "for the norm"}, {"adamw", "new moments and weights"},
+                              {"loss_weight", "-1 / trained tokens"}, {"add_elements", "log-probabilities, in parts"},
+                              {"agreed", "by all ranks: trained tokens, loss, wishes to stop"},
                               {"decide", "the norm; clips it; skips the step if it is not finite"}}},
     {"data", "#72b7b2", {{"next_rows", "reads tokens and targets"}, {"upload", "tokens and targets to the device"}}},
     {"save", "#eeca3b", {{"save", "writes a checkpoint"}}},
