@@ -40,6 +40,7 @@ template <class T> __device__ const T* norm_input_row(const NormInput<T>& in, lo
 }
 
 // stats: mean and rstd of each row. One block a row. y may be x.
+// Bytes: w and b, as long as a row, come again, from L2, for each.
 template <class T>
 __global__ void norm_forward_kernel(View<T> all_y, Real<T>* stats, NormInput<T> in, NormWeights<T> n) {
     using R = Real<T>;
@@ -70,6 +71,7 @@ template <class T> struct NormInputGrad {
 
 // With xhat = (x - mean) * rstd and g = w * dy:  dx = rstd * (g - xhat * mean(g * xhat) - mean(g)); RMSNorm has no
 // mean(g).
+// Bytes: w comes again, from L2, for each row.
 template <class T>
 __global__ void norm_backward_kernel(NormInputGrad<T> to, View<const T> all_dy, View<const T> all_x,
                                      const Real<T>* stats, NormWeights<T> n) {
@@ -138,7 +140,8 @@ void norm_backward_input(Device& d, NormInputGrad<T> dx, View<const T> dy, View<
                          const NormWeights<T>& n) {
     require_equal(dx.dx.cols, x.cols, "norm: columns of dx and x");
     require_equal(dy.cols, x.cols, "norm: columns of dy and x");
-    const Grid grid = Grid::rows<T>(norm_rows(x, n), n.w.cols, 2).moves(dx.dx, dy, x, stats);
+    const View<T> added = dx.write == Write::add ? dx.dx : View<T>();
+    const Grid grid = Grid::rows<T>(norm_rows(x, n), n.w.cols, 2).moves(dx.dx, added, dy, x, stats);
     launch(d, grid, norm_backward_kernel<T>, dx, dy, x, stats.data, n);
 }
 

@@ -23,6 +23,8 @@ template <class T> __global__ void column_sum_parts_kernel(Real<T>* parts, const
 // Second stage of every column sum: sum = or += the P parts (P, C): each 32nd part, then these 32 sums, in order. A
 // block has as few columns as a GPU fetches at once.
 inline constexpr long part_lanes = 32, part_columns = max_threads > 1 ? 8 : 64;
+// Blocks: a block has a few columns and 32 lanes for each; there is nothing else to share out.
+// Width: of each row of the parts it reads one sector.
 template <class R> __global__ void add_parts_kernel(R* sum, const R* parts, long P, long C, Write write) {
     constexpr unsigned across = max_threads > 1 ? part_columns : 1;   // threads beside each other
     const long first = blockIdx.x * part_columns, here = part_columns < C - first ? part_columns : C - first;
@@ -87,6 +89,7 @@ template <class R> __global__ void square_parts_kernel(double* parts, const Squa
 }
 
 // The same without the squares, in double.
+// Blocks: of the log-probabilities of a step, once.
 template <class R> __global__ void element_parts_kernel(double* parts, const R* x, long n) {
     const long begin = blockIdx.x * square_span, end = begin + square_span < n ? begin + square_span : n;
     double sum = 0;
@@ -119,6 +122,8 @@ template <class T> __global__ void magnitude_parts_kernel(double* parts, const T
 }
 
 // Second stage of statistics: column c of total += those of the parts (P, C), in order; from `sums` on: the largest.
+// Blocks: up to five columns, each in order, in steps that show statistics.
+// Threads: one a column.
 template <class V> __global__ void add_statistics_kernel(V* total, const V* parts, long P, long C, long sums) {
     for (long c = threadIdx.x; c < C; c += blockDim.x)
         for (long p = 0; p < P; ++p)

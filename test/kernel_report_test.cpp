@@ -84,6 +84,8 @@ TEST_CASE("a few bytes more are nothing to argue") {
     Row r = good();
     r.counted.needs = 100, r.counted.traffic.l2_bytes = 1600, r.counted.traffic.memory_bytes = 800;
     CHECK(complaint(r, plain) == "");
+    r.planned.needs = 100, r.planned.blocks = 1, r.counted.traffic.threads = 1;
+    CHECK(complaint(r, plain) == "");
 }
 
 TEST_CASE("what nobody may argue away") {

@@ -98,7 +98,8 @@ void norms(Context c) {
     const View<const T> x = a.filled<T>(s.N, s.C), dy = a.filled<T>(s.N, s.C);
     const NormWeights<T> n{a.filled<T>(1, s.C), a.filled<T>(1, s.C), 1e-5f};
     const View<R> stats = a.make<R>(s.N, 2);
-    norm_forward(d, a.make<T>(s.N, s.C), stats, x, n);
+    norm_forward<T>(d, a.make<T>(s.N, s.C), stats, x, n);
+    norm_forward<T>(d, a.make<T>(s.N, s.C), stats, {a.make<T>(s.N, s.C), x, dy}, n);   // of x + dy, which is kept
     norm_backward_input<T>(d, NormInputGrad<T>(a.make<T>(s.N, s.C)), dy, x, stats, n);
     norm_backward_weight<T>(d, {a.make<R>(1, s.C), a.make<R>(1, s.C), Write::add}, dy, x, stats,
                             a.make<R>(2 * column_sum_parts(s.N), s.C));
@@ -146,6 +147,7 @@ void losses(Context c) {
     const View<const R> logits = a.filled<R>(s.head, stride).col_range(0, s.V);
     const View<T> dlogits = a.make<T>(s.head, stride).col_range(0, s.V);
     const View<R> logprob = a.make<R>(1, s.head), lse = a.make<R>(1, s.head), exps = a.make<R>(1, s.head);
+    loss_weight<R>(d, exps.col_range(0, 1), a.make<double>(1, 1));
     cross_entropy<T>(d, dlogits, logprob, logits, targets, a.make<R>(1, 1));
     logprobs_forward<R>(d, logprob, lse, logits, targets);
     logprobs_backward<T>(d, dlogits, logits, lse, targets, a.filled<R>(1, s.head));
@@ -153,14 +155,19 @@ void losses(Context c) {
     part_sums<R>(d, exps, logprob, logits, lse, targets, 0);
     join_parts<R>(d, lse, logprob, exps, targets);
     part_gradient<T>(d, dlogits, logits, lse, targets, a.filled<R>(1, 1), 0);
+    add_elements<R>(d, a.make<double>(1, square_parts(s.N)), a.filled<R>(1, s.N));
 }
 
 void optimizer(Context c) {
     const auto& [d, a, s] = c;
     const long n = s.parameters, parts = square_parts(n);
     const View<StepState> state = a.row<StepState>(1, [](long) {
-        return StepState{1e-3, 0.9, 0.999, 1e-8, 0.1, 0.1, 0.001, 1, 1, 1, 1, 0, 1, 1, 1};
+        StepState state{};
+        state.lr = 1e-3, state.beta1 = 0.9, state.beta2 = 0.999, state.eps = 1e-8, state.correct1 = 0.1;
+        state.correct2 = 0.001, state.scale = 1, state.trained = 1;
+        return state;
     });
+    agreed(d, state, a.row<double>(2, [](long) { return 1; }), a.row<double>(1, [](long) { return 1; }));
     const View<const R> g = a.filled<R>(1, n);
     const View<double> squares = a.make<double>(1, parts);
     const View<T> w = a.make<T>(1, n);
@@ -170,7 +177,7 @@ void optimizer(Context c) {
         adamw<T>(d, SpanTable<AdamSpan<T>>(d, spans, {span}), View<const StepState>(state));
     };
     sum_squares(d, squares, SpanTable<SquareSpan<R>>(d, a.make<SquareSpan<R>>(1, 1), {{g.data, n}}));
-    decide(d, state, a.make<double>(1, 1));
+    decide(d, state, a.row<double>(1, [](long) { return 1; }));
     update();
     add_adamw_squares(d, a.make<double>(1, adamw_squares), span, View<const StepState>(state),
                       a.make<double>(parts, adamw_squares));

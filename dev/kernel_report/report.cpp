@@ -74,6 +74,7 @@ void print_table(const std::vector<Row>& rows, const std::vector<std::string>& a
     for (const Row& r : rows) {
         std::printf("%-36s %9u %7u %3.0f%% %8.2f %5.2f %5.2f %5.1f %5.1f %5.1f", shortened(r.kernel).c_str(), r.planned.blocks,
                     r.planned.threads, 100 * r.busy(), r.planned.needs / 1e6, r.l2(), r.memory(), r.touched(), r.load_width(), r.store_width());
+        if (archs.empty()) std::printf("\n");
         bool first = true;
         for (const std::string& arch : archs) {
             if (!first) std::printf("%-98s", "");

@@ -160,6 +160,7 @@ inline std::string decimal(double v, int digits = 2) {
 // What of a row must be argued in its contract, by name, with the finding.
 inline std::map<std::string, std::string> findings(const Row& r) {
     std::map<std::string, std::string> found;
+    if (r.planned.needs <= few_bytes) return found;    // one thread and a few numbers
     if (r.planned.blocks < unsigned(big_gpu))
         found["Blocks"] = std::to_string(r.planned.blocks) + " blocks, fewer than " + std::to_string(big_gpu);
     if (r.busy() < least_busy) found["Threads"] = decimal(100 * r.busy(), 0) + " % of the threads load or store anything";
@@ -170,10 +171,10 @@ inline std::map<std::string, std::string> findings(const Row& r) {
     return found;
 }
 
-// Loads or stores of 16 bytes in the source that nvcc cut up, since it did not know that they are aligned.
+// Loads or stores of 16 bytes in the source that nvcc cut up. (What a GPU without tensor cores never starts has none.)
 inline bool narrowed(const Row& r, const Compiled& c) {
-    return (r.load_width() > 8 && c.widest_load < 16 && r.counted.traffic.loads > 0) ||
-           (r.store_width() > 8 && c.widest_store < 16 && r.counted.traffic.stores > 0);
+    return (r.load_width() > 8 && c.widest_load < 16 && c.widest_load > 0) ||
+           (r.store_width() > 8 && c.widest_store < 16 && c.widest_store > 0);
 }
 
 // One line for each broken rule.

@@ -98,13 +98,30 @@ Traffic stop_counting() {
 
 }  // namespace baretrain::kernel_report
 
-// What the instrumented code calls. Vector registers do not survive a call, so these are small; atomics are not counted.
+// What the instrumented code calls. Vector registers do not survive a call, so these are small; atomics, which no kernel has, are not counted.
 #define BT_ACCESS(n) \
     void __tsan_read##n(void* p) { access(p, n, false); } \
     void __tsan_write##n(void* p) { access(p, n, true); } \
     void __tsan_unaligned_read##n(void* p) { access(p, n, false); } \
     void __tsan_unaligned_write##n(void* p) { access(p, n, true); }
+#define BT_ATOMIC(bits, T) \
+    T __tsan_atomic##bits##_load(const volatile T* p, int) { return __atomic_load_n(p, 5); } \
+    void __tsan_atomic##bits##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, 5); } \
+    T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) { return __atomic_exchange_n(p, v, 5); } \
+    T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) { return __atomic_fetch_add(p, v, 5); } \
+    T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) { return __atomic_fetch_sub(p, v, 5); } \
+    bool __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* c, T v, int, int) { \
+        return __atomic_compare_exchange_n(p, c, v, false, 5, 5); \
+    } \
+    bool __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* c, T v, int, int) { \
+        return __atomic_compare_exchange_n(p, c, v, false, 5, 5); \
+    } \
+    T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T c, T v, int, int) { \
+        return __atomic_compare_exchange_n(p, &c, v, false, 5, 5), c; \
+    }
 extern "C" {
+BT_ATOMIC(8, uint8_t) BT_ATOMIC(32, uint32_t) BT_ATOMIC(64, uint64_t)
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(5); }
 BT_ACCESS(1) BT_ACCESS(2) BT_ACCESS(4) BT_ACCESS(8) BT_ACCESS(16)
 void __tsan_read_range(void* p, size_t n) { access(p, n, false); }
 void __tsan_write_range(void* p, size_t n) { access(p, n, true); }

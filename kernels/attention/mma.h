@@ -408,7 +408,6 @@ template <long D> __device__ float row_product(const bf16* a, const bf16* b) {
 
 // delta, for the keys' kernel too, and dq. One block a tile of queries of one head; the keys that they see pass by.
 // Bytes: keys and values come again, from L2, for each tile of queries.
-// Width: rows move 16 bytes a lane; a row has one position, lse and delta.
 template <long D>
 __global__ void __launch_bounds__(mma_threads)
 attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, AttentionInput<bf16> in) {
