@@ -181,9 +181,11 @@ build/tsan/full$(subst $() ,+,$(strip $(SUITE))): build/tsan/test/main.o $(call 
 build/tsan/quick build/tsan/full$(subst $() ,+,$(strip $(SUITE))): | need-doctest
 	@$(TSAN_CXX) -fsanitize=thread $^ -o $@ -pthread
 
+REPORT  := build/kernel_report
+REPORTS := $(if $(SUITE)$(DEBUG)$(BARE)$(ON),,$(if $(filter Linux,$(shell uname)),test/kernel_report.sh))
 RACES := $(if $(filter $(TSAN_QUICK),$(SIMT_TESTS)),build/tsan/quick test/simt_race.sh)
 TESTS := $(filter $(if $(ON),%/test_$(ON),%),$(if $(HOST_TESTS),$(BIN)/test_host) $(if $(CPU_TESTS),$(BIN)/test_kernels) \
-	$(if $(SIMT_TESTS),$(BIN)/test_simt)) $(if $(SUITE),,$(if $(TSAN_CXX),$(RACES)))
+	$(if $(SIMT_TESTS),$(BIN)/test_simt)) $(if $(SUITE),,$(if $(TSAN_CXX),$(RACES))) $(REPORTS)
 
 # Runs the binaries, adds up doctest's summaries; a binary that ends without one (crash, sanitizer) is one failure, a
 # script is one test.
@@ -203,7 +205,7 @@ run = @passed=0 failed=0 skipped=0; for t in $(1); do \
 test:
 	@$(if $(strip $(MISSING))$(if $(DOCTEST),,doctest),$(MAKE) --no-print-directory deps;) \
 	    $(MAKE) --no-print-directory tests
-tests: $(if $(SUITE),$(if $(filter $(PROGRAMS),$(SUITE)),$(PROGRAM)),$(PROGRAM) headers) $(TESTS) \
+tests: $(if $(SUITE),$(if $(filter $(PROGRAMS),$(SUITE)),$(PROGRAM)),$(PROGRAM) headers) $(TESTS) $(if $(REPORTS),$(REPORT)/report) \
 	$(if $(filter gpu,$(or $(SUITE),gpu)),$(BUILD)/gpu_check)
 	$(if $(strip $(TESTS)),,@echo "no test suite is called $(SUITE)" >&2)
 	$(call run,$(TESTS))
@@ -359,7 +361,6 @@ archs:
 
 # ---- the kernel report: of every kernel its blocks and waves, registers and spills, bytes that it needs and that it moves
 # (dev/kernel_report). ARCHS=all: all architectures; without nvcc its columns are skipped.
-REPORT     := build/kernel_report
 ARCHS      ?= 80 90a
 REPORT_FOR := $(if $(filter all,$(ARCHS)),$(ALL_ARCHS),$(ARCHS))
 kernel-report kernel-report-check: $(REPORT)/report $(if $(NVCC),$(REPORT_FOR:%=$(REPORT)/%/ptxas.log))

@@ -17,6 +17,7 @@ fuzz 8 make fuzz
 mutants-1 8 test/mutants.sh --group 1/9
 copytest 4 make copytest
 archs 4 make archs
+kernels 3 make kernel-report-check ARCHS=all
 mutants-2 8 test/mutants.sh --group 2/9
 tsan-ranks 12 make tsan-ranks
 matrix 12 make matrix
