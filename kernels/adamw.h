@@ -93,13 +93,13 @@ template <class T> __global__ void adamw_kernel(const AdamSpan<T>* spans, long c
     const Span here = elements_here(a);
     const auto update = [=](R& w, R& m, R& v, R g) {
         const AdamElement<R> e = step.of(w, m, v, g);
-        w = e.w, m = e.m, v = e.v;
+        m = e.m, v = e.v, w = e.w;
+        return e.w;
     };
     if constexpr (std::is_same_v<T, R>) for_each_element(here, update, a.master, a.m, a.v, a.g);
     else if (a.master)                                 // on its own: random numbers do not vectorise
         for_each_element(here, [=](T& w, R& master, R& m, R& v, R g) {
-            update(master, m, v, g);
-            w = T(master);
+            w = T(update(master, m, v, g));
         }, out(a.w), a.master, a.m, a.v, a.g);
     else for_each_element(here, [=](long i, T& w, R& m, R& v, R g) {
         R exact = R(w);
