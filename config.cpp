@@ -204,7 +204,9 @@ void check_layout(const Config& c) {
     if (c.dp() % c.replicate != 0)
         fail("--replicate ", c.replicate, ": does not divide --ranks ", all);
     if (c.gather_dtype == "same" || c.gather_dtype == c.dtype) return;
-    if (c.dtype == "bf16") fail("--gather-dtype ", c.gather_dtype, ": wider than the weights of --dtype bf16");
+    const bool codes = c.gather_dtype == "fp8";
+    if (codes && c.fp8 != "tensorwise") fail("--gather-dtype fp8: for --fp8 tensorwise: one scale a matrix");
+    if (c.dtype == "bf16" && !codes) fail("--gather-dtype ", c.gather_dtype, ": wider than weights of --dtype bf16");
     if (c.shard != "fsdp")
         fail("--gather-dtype ", c.gather_dtype, ": only --shard fsdp gathers weights that it does not keep; with ",
              c.shard, " they would lose what the optimizer knows");

@@ -20,10 +20,13 @@ namespace baretrain {
 
 // Which dimension of a factor lies in parts on the ranks of tp: none, the one that is left, the one that is summed.
 enum class Cut { none, kept, summed };
-struct Fp8Factor { View<const bf16> x; Cut cut; };
+// amax: (1, 1), of x before it was rounded: x has E4M3 numbers already; empty: it has not.
+struct Fp8Factor { View<const bf16> x; Cut cut; View<const float> amax = {}; };
 
 // The largest |x|: one number, or one for each row or column.
-template <class Context> View<float> amax_of(Context& c, Scratch& s, const Fp8Factor& f, Along along, Fp8 recipe) {
+template <class Context>
+View<const float> amax_of(Context& c, Scratch& s, const Fp8Factor& f, Along along, Fp8 recipe) {
+    if (!f.amax.empty()) return f.amax;
     const bool one = recipe == Fp8::tensorwise;
     const auto most = s.take<float>(1, one ? 1 : along == Along::rows ? f.x.rows : f.x.cols);
     if (!one) amax<bf16>(c.device, most, f.x, along);
@@ -36,21 +39,24 @@ template <class Context> View<float> amax_of(Context& c, Scratch& s, const Fp8Fa
     if (f.cut == Cut::summed || (f.cut == Cut::kept && one)) c.comm.await(c.comm.max(Axis::tp, most, {"amax"}));
     return most;
 }
-template <class F> struct Rounded { View<bf16> x; View<float> amax; };
+template <class F> struct Rounded { View<const bf16> x; View<const float> amax; };
 template <class F, class Context>
 Rounded<F> rounded(Context& c, Scratch& s, const Fp8Factor& f, Along along, Fp8 recipe) {
-    const Rounded<F> q{s.take<bf16>(f.x.rows, f.x.cols), amax_of(c, s, f, along, recipe)};
-    quantize<F, bf16>(c.device, q.x, f.x, View<const float>(q.amax), along);
-    return q;
+    if (!f.amax.empty()) return {f.x, f.amax};
+    const auto q = s.take<bf16>(f.x.rows, f.x.cols);
+    const View<const float> most = amax_of(c, s, f, along, recipe);
+    quantize<F, bf16>(c.device, q, f.x, most, along);
+    return {q, most};
 }
 // As cuBLASLt wants it: along its rows is summed. turned: it lies the other way.
 template <class F, class Context>
 Fp8Rows encoded(Context& c, Scratch& s, const Fp8Factor& f, bool turned, Fp8 recipe) {
     const Along along = turned ? Along::columns : Along::rows;
     const auto codes = turned ? s.take<uint8_t>(f.x.cols, f.x.rows) : s.take<uint8_t>(f.x.rows, f.x.cols);
-    const auto most = amax_of(c, s, f, along, recipe), unit = s.take<float>(1, most.cols);
-    encode<F, bf16>(c.device, codes, f.x, View<const float>(most), along, turned ? Turned::yes : Turned::no);
-    units<F>(c.device, unit, View<const float>(most));
+    const View<const float> most = amax_of(c, s, f, along, recipe), none;
+    const auto unit = s.take<float>(1, most.cols);
+    encode<F, bf16>(c.device, codes, f.x, f.amax.empty() ? most : none, along, turned ? Turned::yes : Turned::no);
+    units<F>(c.device, unit, most);
     return {codes, unit, std::is_same_v<F, E5m2>};
 }
 
@@ -76,14 +82,16 @@ void fp8_matmul(Context& c, View<Out> y, const Fp8Factor& a, const Fp8Factor& b,
 // ---- the three products of a linear layer ---------------------------------------------------------------------------
 template <class Context> void fp8_forward(Context& c, View<bf16> y, View<const bf16> x, const Linear<bf16>& w) {
     const bool parts = w.share == Share::inputs;       // a rank of tp has some inputs only
-    fp8_matmul<E4m3, E4m3, bf16>(c, y, {x, parts ? Cut::summed : Cut::none}, {w.w, parts ? Cut::summed : Cut::kept},
+    fp8_matmul<E4m3, E4m3, bf16>(c, y, {x, parts ? Cut::summed : Cut::none},
+                                 {w.w, parts ? Cut::summed : Cut::kept, w.amax},
                                  w.b, {.transpose_b = !w.transposed}, w.fp8);
 }
 template <class Context>
 void fp8_backward_input(Context& c, View<bf16> dx, View<const bf16> dy, const Linear<bf16>& w) {
     const bool parts = w.share == Share::outputs;
-    fp8_matmul<E5m2, E4m3, bf16>(c, dx, {dy, parts ? Cut::summed : Cut::none}, {w.w, parts ? Cut::summed : Cut::kept},
-                                 {}, {.transpose_b = w.transposed}, w.fp8);
+    fp8_matmul<E5m2, E4m3, bf16>(c, dx, {dy, parts ? Cut::summed : Cut::none},
+                                 {w.w, parts ? Cut::summed : Cut::kept, w.amax}, {},
+                                 {.transpose_b = w.transposed}, w.fp8);
 }
 template <class Context>
 void fp8_backward_weight(Context& c, const Linear<float>& g, View<const bf16> dy, View<const bf16> x, Write write) {

@@ -47,7 +47,9 @@ public:
     virtual ~WeightStore() = default;
     Lease<T> gather(int unit, Where at = Where::current()) {
         tell<T>(device_, Mark::gather, params_, unit);
-        return {params_.bind(unit, whole(unit)), unit, Write::over, at};
+        Weights<T> w = params_.bind(unit, whole(unit));
+        finish_views(w, unit);
+        return {w, unit, Write::over, at};
     }
     void release(Lease<T>& w, Where at = Where::current()) {
         w.hand_back(at);
@@ -58,8 +60,10 @@ public:
     virtual View<T> owned(int unit) = 0;               // their memory, (1, count)
     virtual void publish(int unit) = 0;                // the optimizer has written owned(unit)
     virtual void finish() = 0;                         // all that was published can be gathered
+    virtual void gather_exactly(bool) {}               // from now on, also where products need less
 protected:
     virtual View<T> whole(int unit) = 0;
+    virtual void finish_views(Weights<T>&, int) {}     // of a unit that is whole
     virtual void let_go(int unit) = 0;
     const Params& params_;
     const Device* device_;

@@ -140,6 +140,7 @@ template <class T> struct Linear {
     long first = 0;                                    // of its outputs, in those of the whole layer: of the head
     Share share = Share::all;                          // what of it the ranks of tp have
     Fp8 fp8 = Fp8::off;
+    View<const float> amax = {};                       // (1, 1): w has numbers of E4M3, scaled by this (fp8_wire.h)
 };
 
 // The tensors of one unit as views into its flat segment; what a unit or a family lacks is empty.

@@ -7,14 +7,33 @@
 //               2 (R-1)/R P/S g, the shards across
 //   weights     zero1, zero2: (S-1)/S P w, published; fsdp: M (S-1)/S (2 P - E - B) w, gathered forward and backward
 //               but for the ends and the last block, which stay; M (S-1)/S P w where all blocks do
+//               --gather-dtype fp8: of a block in FP8 M times (S-1) times the part that fp8_wire.h says
 //   activations --tp t, N rows of C channels: tp.h; the maximum and the sums of the vocabulary: three numbers a row
-//   amax        --fp8 with --tp: the largest numbers of what lies in parts: fp8.h
+//   amax        --fp8 with --tp: the largest numbers of what lies in parts: fp8.h; of weights that travel as codes once
 //   norms       --tp: gradients of what each rank saw only its heads of, or with --sp its rows: once a step
 //   control     the sums that all agree on: tokens and a wish to stop, the loss (two doubles each), the norm (one)
 #pragma once
 #include "trainer.h"
 
 namespace baretrain {
+
+// Of the largest numbers that products in FP8 ask the ranks of tp for, in a micro-batch. codes: not those of weights.
+template <class T> long amax_by_formula(const Config& c, const Params& params, bool codes) {
+    const long N = c.batch * c.seq, t = c.tp, forward = c.recompute == "full" ? 2 : 1;
+    const auto sent = [&](long count) { return 2 * (t - 1) * ((count + t - 1) / t) * 4; };
+    long bytes = 0;
+    for (int unit = 1; unit < params.units(); ++unit) {
+        const Weights<T> w = params.bind<T>(unit, {});
+        for (const Linear<T>* l : {&w.qkv, &w.out, &w.up, &w.down}) {
+            const bool inputs = l->share == Share::inputs;
+            const long lists = inputs ? forward : 1, weights = codes ? forward + 1 : 0;
+            const long numbers = (inputs ? 2 * forward + 2 : forward + 3) - weights;
+            if (l->fp8 == Fp8::rowwise) bytes += lists * (sent(N) + sent(c.shape.dim));
+            if (l->fp8 == Fp8::tensorwise) bytes += numbers * sent(1);
+        }
+    }
+    return bytes;
+}
 
 // statistics: of a step that --stats looks at. search: of one that was not finite, and where is looked for.
 template <class T>
@@ -30,10 +49,14 @@ Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = 
     const auto add = [&](Axis a, Op op, const char* what, long bytes) {
         if (bytes > 0) all[{a, op, what}].bytes += bytes;
     };
+    const auto matrices = fp8_matrices(params);
+    const bool codes = fsdp && c.gather_dtype == "fp8";
     for (int unit = 0; unit < params.units(); ++unit) {
         const long P = params.unit_size(unit), twice = unit != ends_unit && unit + 1 != params.units();
         const long gathered = !fsdp ? 1 : M * (c.reshard_after_forward ? 1 + twice : 1);
-        add(Axis::dp_shard, Op::gather, "weights", gathered * shared(S, P, w));
+        const bool coded = codes && !matrices[size_t(unit)].empty();
+        const long sent = coded ? (S - 1) * fp8_part(params, matrices[size_t(unit)], unit) : shared(S, P, w);
+        add(Axis::dp_shard, Op::gather, "weights", gathered * sent);
         add(Axis::dp_shard, Op::scatter, "gradients", (each ? M : 1) * shared(S, P, g));
         add(Axis::dp_replicate, Op::sum, "gradients", 2 * shared(R, P / S, g));
         const Range seen = params.shard(unit, 0).both({0, params.end_of(unit, c.sp ? Share::rows : Share::heads)});
@@ -48,16 +71,10 @@ Ledger sent_by_formula(const Config& c, const Params& params, bool statistics = 
         const long numbers = 2 * shared(t, std::min(head_chunk, N - first), sizeof(Real<T>));
         add(Axis::tp, Op::max, "vocabulary", M * numbers), add(Axis::tp, Op::sum, "vocabulary", M * 2 * numbers);
     }
-    for (int unit = 1; unit < params.units(); ++unit) {
-        const Weights<T> w = params.bind<T>(unit, {});
-        for (const Linear<T>* l : {&w.qkv, &w.out, &w.up, &w.down}) {
-            const bool inputs = l->share == Share::inputs;
-            const long forward = c.recompute == "full" ? 2 : 1, lists = shared(t, N, 4) + shared(t, c.shape.dim, 4);
-            const long row = (inputs ? forward : 1) * lists;
-            const long one = (inputs ? 2 * forward + 2 : forward + 3) * shared(t, 1, 4);
-            if (l->fp8 != Fp8::off) add(Axis::tp, Op::max, "amax", M * 2 * (l->fp8 == Fp8::rowwise ? row : one));
-        }
-    }
+    long largest = 0;                                  // of codes found once a step: one number a matrix
+    for (const auto& unit : matrices) largest += codes ? long(unit.size()) : 0;
+    add(Axis::dp_shard, Op::max, "amax", 2 * shared(S, largest, 4));
+    add(Axis::tp, Op::max, "amax", 2 * shared(t, largest, 4) + M * amax_by_formula<T>(c, params, codes));
     const long tensors = long(params.rows().size()) * adamw_squares, magnitude = 8 * L * magnitudes;
     for (const auto& [axis, n] : {std::pair(Axis::dp_shard, S), {Axis::dp_replicate, R}, {Axis::tp, t}}) {
         const bool copies = axis == Axis::dp_replicate;

@@ -35,7 +35,8 @@ inline Params params_of(const Config& c, int rank = 0) { return params_of(c, mes
 template <class T>
 std::unique_ptr<WeightStore<T>> make_weights(const Config& c, Arena& arena, const Params& params, Comm& comm) {
     if (c.shard != "fsdp") return std::make_unique<WholeWeights<T>>(arena, params, comm);
-    const FsdpOptions options{int(c.prefetch), c.reshard_after_forward, type_named(c.gather_dtype)};
+    const FsdpOptions options{int(c.prefetch), c.reshard_after_forward, type_named(c.gather_dtype),
+                              c.gather_dtype == "fp8"};
     return std::make_unique<ShardedWeights<T>>(arena, params, comm, options);
 }
 template <class G>
@@ -246,6 +247,7 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
     parts.config_json = t.brought.empty() ? to_hf_config(t.params.shape(), dtype, tokenizer.end_of_text())
                                           : with_dtype(t.brought.at("config.json"), dtype,
                                                        fits ? std::optional<long>() : tokenizer.end_of_text());
+    t.weights.gather_exactly(true);
     using Unit = std::unique_ptr<Lease<T>>;
     Unit ends(new Lease<T>(t.weights.gather(ends_unit))), block;   // whose tensors are being written
     parts.weights = whole_tensors<T>(t, [&](const Param& p) {
@@ -267,6 +269,7 @@ std::string save(Trainer<T>& t, const Corpus& corpus, const Tokenizer& tokenizer
     const std::string folder = save_checkpoint(run, parts, t.config.keep, group);
     for (Unit* unit : {&block, &ends})
         if (*unit) t.weights.release(**unit);
+    t.weights.gather_exactly(false);
     return folder;
 }
 

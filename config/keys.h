@@ -108,8 +108,9 @@ inline Table layout_keys(Config& c) {
         {"prefetch", &c.prefetch, {0, 2}, train, seldom, "fsdp: units gathered ahead of the one at work"},
         {"reshard-after-forward", &c.reshard_after_forward, any, train, seldom,
          "fsdp: let blocks go after the forward pass, and gather them again; false: keep them"},
-        {"gather-dtype", &c.gather_dtype, {.words = {"same", "fp32", "bf16"}}, train, seldom,
-         "fsdp: in which weights travel; a narrower one rounds them for the passes, not for the optimizer"},
+        {"gather-dtype", &c.gather_dtype, {.words = {"same", "fp32", "bf16", "fp8"}}, train, seldom,
+         "fsdp: in which weights travel; a narrower one rounds them for the passes, not for the optimizer; fp8: "
+         "as products of --fp8 tensorwise do"},
         {"reduce-dtype", &c.reduce_dtype, {.words = {"same", "fp32", "bf16"}}, train, seldom,
          "in which gradients travel and are summed between ranks; same: fp32, with --dtype fp64 fp64"},
         {"rendezvous", &c.rendezvous, any, train, seldom, "under srun: HOST:PORT of rank 0"},

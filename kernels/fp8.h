@@ -18,6 +18,12 @@ template <class T> __global__ void amax_rows_kernel(float* amax, const T* x, lon
     const float most = block_max(largest(0.f, Span{0, C}, size, x + blockIdx.x * stride));
     if (threadIdx.x == 0) amax[blockIdx.x] = most;
 }
+// parts: the largest |x| of each block's span.
+template <class T> __global__ void amax_parts_kernel(float* parts, const T* x, long n) {
+    const auto size = [](T v) { return fabsf(float(v)); };
+    const float most = block_max(largest(0.f, block_span(n), size, x));
+    if (threadIdx.x == 0) parts[blockIdx.x] = most;
+}
 // Blocks: 64 columns each, for all rows: this needs a second stage to be fast.
 // Bytes: a maximum goes out to L2 with each row.
 template <class T> __global__ void amax_columns_kernel(float* amax, const T* x, long N, long C, long stride) {
@@ -45,7 +51,7 @@ template <class F, class T>
 __global__ void encode_kernel(uint8_t* q, const T* x, const float* amax, long C, long stride, long by_row,
                               long by_column) {
     const long n = blockIdx.x;
-    const float of_row = scale_of<F>(amax[n * by_row]);
+    const float of_row = amax ? scale_of<F>(amax[n * by_row]) : 1;
     q += n * C, x += n * stride;
     if (by_column) for_each_element(C, [](uint8_t& qc, T xc, float a) {
         qc = encode<F>(float(xc) * scale_of<F>(a));
@@ -64,7 +70,7 @@ __global__ void encode_turned_kernel(uint8_t* q, View<const T> x, const float* a
         const long r = i / turned_tile, k = i % turned_tile, n = n0 + r, c = c0 + k;
         if (n < x.rows && c < x.cols)
             tile[k * turned_stride + r] = encode<F>(float(x.data[n * x.stride + c]) *
-                                                    scale_of<F>(amax[n * by_row + c * by_column]));
+                                                    (amax ? scale_of<F>(amax[n * by_row + c * by_column]) : 1));
     }
     __syncthreads();
     for (long i = threadIdx.x; i < turned_tile * turned_tile; i += blockDim.x) {
@@ -76,6 +82,14 @@ __global__ void encode_turned_kernel(uint8_t* q, View<const T> x, const float* a
 template <class F> __global__ void units_kernel(float* unit, const float* amax, long n) {
     const auto [begin, end] = block_span(n);
     for (long i = begin + threadIdx.x; i < end; i += blockDim.x) unit[i] = 1 / scale_of<F>(amax[i]);
+}
+// Of n neighbours under one scale.
+template <class F, class T> __global__ void encode_span_kernel(uint8_t* q, const T* x, const float* amax, long n) {
+    const float scale = scale_of<F>(*amax);
+    for_each_element(block_span(n), [=](uint8_t& to, T from) { to = encode<F>(float(from) * scale); }, out(q), x);
+}
+template <class F, class T> __global__ void decode_span_kernel(T* x, const uint8_t* q, long n) {
+    for_each_element(block_span(n), [](T& to, uint8_t from) { to = T(decode<F>(from)); }, out(x), q);
 }
 struct ProductScales { const float *a, *b; long by_row, by_column; };
 
@@ -102,6 +116,13 @@ template <class T> void amax(Device& d, View<float> amax, View<const T> x, Along
     const long blocks = (x.cols + amax_columns - 1) / amax_columns;
     launch(d, Grid(blocks, amax_columns).moves(x), amax_columns_kernel<T>, amax.data, x.data, x.rows, x.cols, x.stride);
 }
+// amax: (1, 1) of x (1, n), overwritten. parts: at least amax_parts(n), scratch.
+inline long amax_parts(long n) { return (n + 4095) / 4096; }
+template <class T> void amax_span(Device& d, View<float> most, View<const T> x, View<float> parts) {
+    const View<float> used = parts.col_range(0, amax_parts(x.cols));
+    launch(d, Grid(used.cols).moves(x, used), amax_parts_kernel<T>, used.data, x.data, x.cols);
+    amax<float>(d, most, View<const float>(used), Along::rows);
+}
 // q: (N, C) without gaps, overwritten: x scaled and rounded to F. amax: one number, or one along rows or columns.
 template <class F, class T>
 void quantize(Device& d, View<T> q, View<const T> x, View<const float> amax, Along along) {
@@ -109,7 +130,7 @@ void quantize(Device& d, View<T> q, View<const T> x, View<const float> amax, Alo
     launch(d, Grid::rows<T>(x.rows, x.cols).moves(q, x), quantize_kernel<F, T>, q.data, x.data, amax.data, x.cols,
            x.stride, long(!one && along == Along::rows), long(!one && along == Along::columns));
 }
-// q: (N, C), or turned (C, N), overwritten: the codes of x (N, C), scaled and rounded to F.
+// q: (N, C), or turned (C, N), overwritten: the codes of x (N, C), scaled and rounded to F. No amax: x is scaled.
 enum class Turned { no, yes };
 template <class F, class T>
 void encode(Device& d, View<uint8_t> q, View<const T> x, View<const float> amax, Along along, Turned turned) {
@@ -121,6 +142,16 @@ void encode(Device& d, View<uint8_t> q, View<const T> x, View<const float> amax,
     const auto tiles = [](long n) { return (n + turned_tile - 1) / turned_tile; };
     launch(d, Grid(tiles(x.rows) * tiles(x.cols), 256, size_t(turned_tile * turned_stride)).moves(q, x),
            encode_turned_kernel<F, T>, q.data, x, amax.data, by_row, by_column);
+}
+// q: (1, n), overwritten: the codes of x (1, n) under one scale.
+template <class F, class T> void encode_span(Device& d, View<uint8_t> q, View<const T> x, View<const float> amax) {
+    require_equal(q.cols, x.cols, "encode: as many codes as numbers");
+    launch(d, Grid::spans(x.cols).moves(q, x), encode_span_kernel<F, T>, q.data, x.data, amax.data, x.cols);
+}
+// x: (1, n), overwritten: the numbers of F, still scaled.
+template <class F, class T> void decode_span(Device& d, View<T> x, View<const uint8_t> q) {
+    require_equal(q.cols, x.cols, "decode: as many codes as numbers");
+    launch(d, Grid::spans(x.cols).moves(q, x), decode_span_kernel<F, T>, x.data, q.data, x.cols);
 }
 // unit: like amax, overwritten: what the code of 1 stands for.
 template <class F> void units(Device& d, View<float> unit, View<const float> amax) {

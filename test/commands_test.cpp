@@ -364,12 +364,31 @@ TEST_CASE("plan --ranks says what each rank holds and sends, in every layout, un
     CHECK(!contains(run(lab.path, {"plan"}).out, "ranks"));
 }
 
+TEST_CASE("a run whose weights travel as the codes of FP8 has the losses of one where they don't, and saves the same weights") {
+    const TempFolder lab;
+    put(lab.path / "text.txt", prose(3000));
+    const Words base = {"--layers", "2", "--dim", "32", "--heads", "2", "--seq", "16", "--batch", "1", "--tokens-per-step", "64",
+                        "--steps", "4", "--eval-every", "2", "--data", "text.txt", "--ranks", "2", "--shard", "fsdp", "--dtype", "bf16",
+                        "--fp8", "tensorwise", "--out"};
+    REQUIRE(run(lab.path, base + Words{"bf16"}).code == 0);
+    REQUIRE(run(lab.path, base + Words{"codes", "--gather-dtype", "fp8"}).code == 0);
+    const std::string weights = get(lab.path / "bf16/step-000004/model.safetensors");
+    CHECK(weights.size() > 1000);
+    CHECK(weights == get(lab.path / "codes/step-000004/model.safetensors"));
+    std::ifstream a(lab.path / "bf16/log.jsonl"), b(lab.path / "codes/log.jsonl");
+    for (std::string x, y; std::getline(a, x) && std::getline(b, y);) {
+        CHECK(json::parse(x)["loss"] == json::parse(y)["loss"]);
+        CHECK(json::parse(x).value("val_loss", 0.0) == json::parse(y).value("val_loss", 0.0));
+    }
+}
+
 TEST_CASE("a run of ranks logs what it sent in each step, equal to the formulas, and --ledger prints it") {
     const TempFolder lab;
     put(lab.path / "text.txt", prose(3000));
     for (const Words& layout : {Words{"--ranks", "2"}, Words{"--ranks", "4", "--shard", "fsdp", "--replicate", "2"},
                                 Words{"--ranks", "3", "--shard", "zero2", "--dtype", "bf16"},
                                 Words{"--ranks", "4", "--tp", "2", "--dtype", "bf16", "--fp8", "tensorwise"},
+                                Words{"--ranks", "4", "--shard", "fsdp", "--tp", "2", "--dtype", "bf16", "--fp8", "tensorwise", "--gather-dtype", "fp8"},
                                 Words{"--ranks", "2", "--tp", "2", "--sp", "--dtype", "bf16", "--fp8", "rowwise", "--recompute", "full"}}) {
         const Words base = {"--layers", "2", "--dim", "32", "--heads", "2", "--seq", "16", "--batch", "1", "--tokens-per-step", "192",
                             "--steps", "6", "--eval-every", "3", "--stats", "2", "--data", "text.txt", "--out", "run", "--ledger"};

@@ -162,10 +162,15 @@ TEST_CASE("a layout that contradicts itself is refused: copies, and types on the
     const auto narrow = [](const char* flag, const char* type) {
         return refusal({"--dtype", "bf16", "--shard", "fsdp", "--ranks", "2", flag, type});
     };
-    CHECK(narrow("--gather-dtype", "fp32") == "--gather-dtype fp32: wider than the weights of --dtype bf16");
+    CHECK(refusal({"--ranks", "2", "--shard", "fsdp", "--dtype", "bf16", "--fp8", "tensorwise", "--gather-dtype", "fp8"}) == "accepted");
+    CHECK(refusal({"--ranks", "2", "--shard", "fsdp", "--dtype", "bf16", "--fp8", "rowwise", "--gather-dtype", "fp8"})
+              .starts_with("--gather-dtype fp8: for --fp8 tensorwise"));
+    CHECK(refusal({"--ranks", "2", "--shard", "zero2", "--dtype", "bf16", "--fp8", "tensorwise", "--gather-dtype", "fp8"})
+              .starts_with("--gather-dtype fp8: only --shard fsdp"));
+    CHECK(narrow("--gather-dtype", "fp32") == "--gather-dtype fp32: wider than weights of --dtype bf16");
     for (const char* flag : {"--gather-dtype", "--reduce-dtype"}) {
         CHECK(narrow(flag, "bf16") == "accepted");
-        CHECK(narrow(flag, "fp64") == flag + std::string(" fp64: expected one of same, fp32, bf16"));
+        CHECK(narrow(flag, "fp64").starts_with(flag + std::string(" fp64: expected one of same, fp32, bf16")));
     }
 }
 

@@ -225,7 +225,7 @@ TEST_CASE("B14: a product takes the weights as they are now") {
     CHECK(doubled.get() == want);                      // a power of two: the same codes
 }
 
-Numbers numbers_of(Device& d, View<bf16> v) {
+Numbers numbers_of(Device& d, View<const bf16> v) {
     std::vector<bf16> host(size_t(v.count()));
     copy_bytes(d, host.data(), v.data, host.size() * sizeof(bf16));
     return {host.begin(), host.end()};
@@ -248,7 +248,7 @@ TEST_CASE("parts on the ranks of tp are rounded as the whole is, whatever part a
                     Numbers want, got(x.size());
                     on_bench(d, [&](Bench& c) {
                         Scratch s(c.scratch);
-                        const View<bf16> q = rounded<E4m3>(c, s, {whole.in(), Cut::none}, along, recipe).x;
+                        const View<const bf16> q = rounded<E4m3>(c, s, {whole.in(), Cut::none}, along, recipe).x;
                         want = numbers_of(d, q);
                     });
                     ThreadWorld world;
@@ -265,7 +265,7 @@ TEST_CASE("parts on the ranks of tp are rounded as the whole is, whatever part a
                         const View<const bf16> mine = by_rows ? whole.in().row_range(rank * part, part)
                                                               : whole.in().col_range(rank * part, part);
                         const Cut cut = by_rows == (along == Along::rows) ? Cut::kept : Cut::summed;
-                        const View<bf16> q = rounded<E4m3>(c, s, {mine, cut}, along, recipe).x;
+                        const View<const bf16> q = rounded<E4m3>(c, s, {mine, cut}, along, recipe).x;
                         const Numbers host = numbers_of(device, q);
                         for (long i = 0; i < q.rows; ++i)
                             for (long j = 0; j < q.cols; ++j)

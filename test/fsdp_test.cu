@@ -131,6 +131,47 @@ TEST_CASE("weights and gradients that travel as bf16 are half the bytes, and nea
 }
 
 // On a wire so fast that it is always free. A gather is told when the block that waits for it begins.
+TEST_CASE("weights that travel as the codes of FP8 give the same bits as those in bf16, in half the bytes") {
+    for (const char* family : {"gpt2", "qwen2"}) {
+        ModelShape shape = small_shape(family, false);
+        shape.layers = 3, shape.dim = 64, shape.heads = shape.kv_heads = 4, shape.head_dim = 16, shape.ffn = 96;
+        const Layout layouts[] = {{.shard = "fsdp", .ranks = 2, .micros = 3}, {.shard = "fsdp", .ranks = 3, .reshard = false},
+                                  {.shard = "fsdp", .ranks = 4, .replicate = 2, .recompute = "full", .prefetch = 2},
+                                  {.shard = "fsdp", .ranks = 4, .micros = 2, .prefetch = 0, .tp = 2}};
+        for (const Layout& l : layouts) {
+            CAPTURE(l.text());
+            Config c = config_of(shape, l, "bf16");
+            c.fp8 = "tensorwise", c.fp8_skip_ends = l.replicate > 1;   // skipped: only one block has codes
+            const auto micros = [&](long s, long rank) { return micros_of(l, s, rank, shape.vocab); };
+            const Taken whole = run_ranks<bf16>(c, 3, micros);
+            c.gather_dtype = "fp8";
+            const Taken codes = run_ranks<bf16>(c, 3, micros);
+            check_same_bits(whole, codes);
+            CHECK(codes.faults == std::vector<std::string>());   // what is saved is not rounded
+            const auto bytes = [](const Ledger& ledger) {
+                std::map<std::string, long> all;
+                for (const auto& [key, row] : ledger) all[key.text()] = row.bytes;
+                return all;
+            };
+            CHECK(bytes(codes.steps[2].ledger) == bytes(sent_by_formula<bf16>(c, params_of(c))));
+            const double sent = double(bytes(codes.steps[2].ledger)["dp_shard.gather.weights"]);
+            CHECK(sent < (c.fp8_skip_ends ? 0.9 : 0.65) * double(bytes(whole.steps[2].ledger)["dp_shard.gather.weights"]));
+        }
+    }
+}
+
+TEST_CASE("codes: a rank sends a byte an element and two more for what is in no matrix, as many as the worst rank has") {
+    ModelShape shape = small_shape("llama", false);
+    shape.layers = 2, shape.dim = 64, shape.heads = shape.kv_heads = 4, shape.head_dim = 16, shape.ffn = 96;
+    const Params params(shape, 2, {}, {Fp8::tensorwise, false});
+    const auto units = fp8_matrices(params);
+    REQUIRE(units[1].size() == 4); CHECK(units[0].empty());
+    // Two norms of 64; q, k, v, out: 4 x 64 x 64; gate, up, down: 3 x 64 x 96; padded to 2 x 64.
+    CHECK(params.unit_size(1) == 34944);
+    CHECK(fp8_part(params, units[1], 1) == 34944 / 2 + 2 * 128);
+    CHECK(units[1][0].range.count == 3 * 64 * 64);     // what is joined is one
+}
+
 TEST_CASE("with prefetch 0 no gather overlaps a block; with 1 and 2 each starts before the block before it ends") {
     for (const long prefetch : {0, 1, 2}) {
         CAPTURE(prefetch);

@@ -157,6 +157,7 @@ Taken run_ranks(const Config& config, long steps, Micros micros) {
         }
         if (const std::lock_guard lock(mutex); writes) weights.put(params, owned_units(params, t.weights));
         t.meet();
+        t.weights.gather_exactly(true);
         for (int u = 0; u < params.units(); ++u) {     // and what is gathered is that, on every rank
             auto w = t.weights.gather(u);
             for (const Param& p : params.rows()) {
