@@ -203,6 +203,10 @@ void products(Context c) {
     encode<E4m3, T>(d, codes, in, amaxes, Along::rows, Turned::no);
     encode<E4m3, T>(d, turned, in, columns, Along::columns, Turned::yes);
     units<E4m3>(d, a.make<float>(1, s.N), amaxes);
+    const long n = s.N * s.C;
+    amax_span<T>(d, amaxes.col_range(0, 1), {in.data, 1, n}, a.make<float>(1, amax_parts(n)));
+    encode_span<E4m3, T>(d, {codes.data, 1, n}, {in.data, 1, n}, amaxes);
+    decode_span<E4m3, T>(d, a.make<T>(1, n), View<const uint8_t>(codes.data, 1, n));
     unscale<E4m3, E4m3, T, T>(d, a.make<T>(s.N, s.C), a.make<float>(s.N, s.C), {amaxes, columns}, {}, Write::over);
 }
 
