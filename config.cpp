@@ -205,7 +205,7 @@ void check_layout(const Config& c) {
         fail("--replicate ", c.replicate, ": does not divide --ranks ", all);
     if (c.gather_dtype == "same" || c.gather_dtype == c.dtype) return;
     const bool codes = c.gather_dtype == "fp8";
-    if (codes && c.fp8 != "tensorwise") fail("--gather-dtype fp8: for --fp8 tensorwise: one scale a matrix");
+    if (codes && c.fp8 != "tensorwise") fail("--gather-dtype fp8: --fp8 is ", c.fp8, "; it needs tensorwise");
     if (c.dtype == "bf16" && !codes) fail("--gather-dtype ", c.gather_dtype, ": wider than weights of --dtype bf16");
     if (c.shard != "fsdp")
         fail("--gather-dtype ", c.gather_dtype, ": only --shard fsdp gathers weights that it does not keep; with ",

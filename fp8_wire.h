@@ -59,11 +59,13 @@ inline long fp8_part(const Params& params, const std::vector<Fp8Matrix>& matrice
 template <class T> class Fp8Wire {
 public:
     using Units = std::vector<std::vector<Fp8Matrix>>;
-    // amax: (1, matrices), of all ranks. All of it for as long as this lives. on: false: nothing will be gathered.
+    // amax: (1, matrices), of all ranks. All of it for as long as this lives. on: false: nothing will be gathered, as
+    // units without matrices never are.
     Fp8Wire(Arena& arena, Comm& comm, const Params& params, const Units& units, View<float> amax, bool on)
         : comm_(comm), params_(params), units_(units), amax_(amax) {
         long most = 0;
-        for (int u = 0; on && u < params.units(); ++u) most = std::max(most, fp8_part(params, units[size_t(u)], u));
+        for (int u = 0; on && u < params.units(); ++u)
+            if (!units[size_t(u)].empty()) most = std::max(most, fp8_part(params, units[size_t(u)], u));
         buffer_ = arena.take<char>(1, most * params.shards());
     }
     // whole: (1, unit), written when awaited; part: this rank's shard of the unit.

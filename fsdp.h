@@ -32,9 +32,11 @@ public:
           shards_(take_shards<T>(arena, params)), matrices_(fp8_matrices(params)),
           amax_(arena.take<float>(o.fp8, count_matrices())),
           parts_(arena.take<float>(o.fp8, amax_parts(params.largest_unit()))) {
-        for (const View<T>& memory : take_working<T>(arena, params, o.reshard ? 1 + o.prefetch : blocks_))
+        for (const View<T>& memory : take_working<T>(arena, params, o.reshard ? 1 + o.prefetch : blocks_)) {
+            const bool ends = slots_.empty();          // which have no matrix in FP8
             slots_.push_back({memory, {arena, comm, Axis::dp_shard, o.type, memory.count()},
-                              {arena, comm, params, matrices_, amax_, o.fp8 && !slots_.empty()}});
+                              {arena, comm, params, matrices_, amax_, o.fp8 && !ends}});
+        }
     }
     Range owns(int unit) const override { return this->params_.shard(unit, comm_.mesh.at(Axis::dp_shard)); }
     View<T> owned(int unit) override { return shards_[size_t(unit)]; }

@@ -7,7 +7,7 @@
 //               2 (R-1)/R P/S g, the shards across
 //   weights     zero1, zero2: (S-1)/S P w, published; fsdp: M (S-1)/S (2 P - E - B) w, gathered forward and backward
 //               but for the ends and the last block, which stay; M (S-1)/S P w where all blocks do
-//               --gather-dtype fp8: of a block in FP8 M times (S-1) times the part that fp8_wire.h says
+//               --gather-dtype fp8: of a block in FP8 as often, (S-1) times the part that fp8_wire.h says
 //   activations --tp t, N rows of C channels: tp.h; the maximum and the sums of the vocabulary: three numbers a row
 //   amax        --fp8 with --tp: the largest numbers of what lies in parts: fp8.h; of weights that travel as codes once
 //   norms       --tp: gradients of what each rank saw only its heads of, or with --sp its rows: once a step

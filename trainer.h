@@ -82,7 +82,7 @@ template <class T> struct Trainer {
     std::map<std::string, std::string> brought;        // files of --model DIR, for its checkpoints
 
     Trainer(const Config& config, const Params& params, Arena& arena, const Rank& rank = {})
-        : config(config), params(params), 
+        : config(config), params(params),
           device{.index = rank.gpu, .team = rank.team, .stream = rank.stream, .dry = arena.dry()},
           comm(device, rank.mesh, rank.engine, config.check_collectives), arena(arena),
           weight_store(make_weights<T>(config, arena.part("weights"), params, comm)),

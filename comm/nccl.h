@@ -9,6 +9,7 @@
 #pragma once
 #include "comm/combine.h"
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,7 @@ public:
                     q.comms[size_t(a)] = comms_.back();
                 }
         }
+        scratch_.emplace_back(size_t(1) << 20);
         lookout_ = std::thread([this] { look_out(); });
     }
     ~NcclEngine() override {
@@ -122,12 +124,12 @@ private:
             break;
         case Op::sum: check(ncclAllReduce(data, data, count, type, ncclSum, comm, stream), at); break;
         case Op::max:
-            if (size_t(n * c.bytes()) > scratch_.bytes()) scratch_ = Buffer(size_t(n * c.bytes()));
-            check(ncclAllGather(data, scratch_.data(), count, type, comm, stream), at);
+            if (size_t(n * c.bytes()) > scratch_.back().bytes()) scratch_.emplace_back(size_t(n * c.bytes()));
+            check(ncclAllGather(data, scratch_.back().data(), count, type, comm, stream), at);
             with_type(c.type, [&, stream = stream](auto zero) {
                 using T = decltype(zero);
                 Sources<T> all{};
-                for (int r = 0; r < n; ++r) all.of[r] = static_cast<const T*>(scratch_.data()) + r * c.count;
+                for (int r = 0; r < n; ++r) all.of[r] = static_cast<const T*>(scratch_.back().data()) + r * c.count;
                 Device d{.index = device_.index, .stream = stream};
                 combine(d, static_cast<T*>(c.data), all, n, c.count, false);
             });
@@ -171,7 +173,7 @@ private:
     const std::function<std::string()> failed_;
     std::array<Queue, 2> queues_;                      // of what moves, and of what adds
     std::vector<ncclComm_t> comms_;                    // all of them; first that of all ranks
-    Buffer scratch_;                                   // of maxima
+    std::deque<Buffer> scratch_;                       // of maxima: the last one; to free one would wait
     std::map<long, Mine> under_way_;
     std::vector<long> pairs_;                          // started, not yet issued
     long tickets_ = 0;

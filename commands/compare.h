@@ -1,7 +1,8 @@
 // compare.h - train --compare KEY=a,b: the same run once for each value, and once with another seed, in one page.
 // Copy with: comm/world.h, config/keys.h, report.h and what they name
 // Data, seed and all other keys stay; the second seed of the first value says how far apart two runs are that differ in
-// nothing but chance. Run folders KEY-a, KEY-b, KEY-a-again and compare.html lie in --out.
+// nothing but chance. A value may bring other keys: dtype=fp32,bf16+fp8=rowwise. Run folders KEY-a, KEY-b, KEY-a-again
+// and compare.html lie in --out.
 #pragma once
 #include "comm/world.h"
 #include "config/keys.h"
@@ -14,6 +15,17 @@ struct Compared {
     std::string name;                                  // of its folder
     std::vector<std::string> flags;                    // what sets it apart
 };
+
+// The flags of KEY=value, or of KEY=value+KEY=value.
+inline std::vector<std::string> flags_of(const std::string& settings) {
+    const size_t equal = settings.find('='), next = settings.find('=', equal + 1);
+    const size_t plus = next == std::string::npos ? next : settings.rfind('+', next);   // 1e+3 is one value
+    std::vector<std::string> flags = {"--" + settings.substr(0, equal), settings.substr(equal + 1, plus - equal - 1)};
+    if (plus == std::string::npos) return flags;
+    const std::vector<std::string> others = flags_of(settings.substr(plus + 1));
+    flags.insert(flags.end(), others.begin(), others.end());
+    return flags;
+}
 
 // From KEY=a,b,...
 inline std::vector<Compared> compared(const Config& c) {
@@ -34,7 +46,7 @@ inline std::vector<Compared> compared(const Config& c) {
         std::string name = key + "-" + v;
         std::ranges::replace(name, '/', '_');
         if (std::ranges::count(values, v) > 1) throw Usage("--compare ", c.compare, ": ", v, " stands there twice");
-        all.push_back({name, {"--" + key, v}});
+        all.push_back({name, flags_of(key + "=" + v)});
     }
     all.push_back({all[0].name + "-again", all[0].flags});
     const std::string seed = std::to_string(c.seed + 1);

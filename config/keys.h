@@ -136,7 +136,8 @@ inline Table run_keys(Config& c) {
         {"replay", &c.replay, not_negative, train, seldom,
          "run this step of --out RUN again, from the checkpoint before, and compare it with the log; 0: no"},
         {"compare", &c.compare, any, train, seldom,
-         "KEY=a,b,...: the run with each value of a key, and of the first one again with another seed"},
+         "KEY=a,b,...: the run with each value of a key, and of the first one again with another seed; a value may "
+         "bring other keys: dtype=fp32,bf16+fp8=rowwise"},
         {"ledger", &c.ledger, any, train, seldom, "print at the end what each rank sent in a step, and what it had to"},
         {"explain", &c.explain, any, train, seldom, "print what a step does, one sentence a piece of work, and end"},
         {"trace", &c.trace, not_negative, train, seldom, "record N steps from the second on: trace.json, run.html"},

@@ -12,7 +12,9 @@ inline constexpr unsigned max_threads = 1024;
 inline constexpr bool on_gpu = true;
 
 inline void check(cudaError_t status, Where at = Where::current()) {
-    if (status != cudaSuccess) fail_at(std::string("CUDA: ") + cudaGetErrorString(status), at);
+    if (status == cudaSuccess) return;
+    cudaGetLastError();                                // or the next launch would report it again
+    fail_at(std::string("CUDA: ") + cudaGetErrorString(status), at);
 }
 
 #if defined(__CUDA_ARCH__)
@@ -87,7 +89,7 @@ public:
     Staging() = default;
     Staging(const Staging&) = delete;
     ~Staging() {
-        if (memory_) cudaFreeHost(memory_);
+        if (memory_) cudaDeviceSynchronize(), cudaFreeHost(memory_);   // copies out of it may be under way
         for (cudaEvent_t e : sent_) if (e) cudaEventDestroy(e);
     }
     // `from` may be written again when it returns; `to` is there for what comes later.

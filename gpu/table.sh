@@ -40,6 +40,8 @@ cell() {
     fi
     value=$(sed -nE 's/.*"'"$3"'": *([-0-9.e+]+).*/\1/p' <<< "$line")
     if [ -n "$value" ]; then awk -v v="$value" -v f="$4" -v u="$5" 'BEGIN { v *= f; printf(v >= 1000 ? "%.0f %s\n" : v >= 100 ? "%.1f %s\n" : "%.2f %s\n", v, u) }'
+    elif grep -q '"skipped"' <<< "$line"; then sed -nE 's/.*"skipped": "([^"]*)".*/skipped: \1/p' <<< "$line" | cut -c1-60
+    elif grep -q '"found": null' <<< "$line"; then echo 'nothing found'
     elif grep -q '"failed"' <<< "$line"; then sed -nE 's/.*"failed": "([^"]*)".*/failed: \1/p' <<< "$line" | cut -c1-60
     else echo 'never run'; fi
 }

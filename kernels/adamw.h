@@ -23,12 +23,12 @@ struct StepState {
 };
 
 // What the ranks have agreed on: trained tokens and wishes to stop, and the sum of log-probabilities.
-inline __global__ void agreed_kernel(StepState* s, const double* control, const double* logprobs) {
+template <class N> __global__ void agreed_kernel(StepState* s, const N* control, const N* logprobs) {
     if (threadIdx.x) return;
     s->trained = long(control[0]), s->stop = control[1] > 0, s->loss = -logprobs[0];
 }
 inline void agreed(Device& d, View<StepState> s, View<const double> control, View<const double> logprobs) {
-    launch(d, Grid(1, 32).moves(s), agreed_kernel, s.data, control.data, logprobs.data);
+    launch(d, Grid(1, 32).moves(s), agreed_kernel<double>, s.data, control.data, logprobs.data);
 }
 
 // Norm, clip scale and skip, from the sum of squares of the gradient. One thread: it is about a few numbers.
@@ -49,7 +49,8 @@ template <class T> struct AdamSpan {
     uint64_t first = 0;                                // global number of its first element
     long block = 0;                                    // in a table of spans
     double bytes() const {
-        return double(n) * double(2 * sizeof(T) + (std::is_same_v<T, Real<T>> || !master ? 5 : 7) * sizeof(Real<T>));
+        const bool copy = master && !std::is_same_v<T, Real<T>>;   // of the master, which is written and not read
+        return double(n) * double((copy ? 1 : 2) * sizeof(T) + (copy ? 7 : 5) * sizeof(Real<T>));
     }
 };
 

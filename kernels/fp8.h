@@ -13,6 +13,7 @@ enum class Along { rows, columns };                    // what has a scale of it
 
 inline constexpr long amax_columns = 64;               // of a block
 
+// Blocks: a row each; of a whole matrix the second stage has one row, the first one's numbers.
 template <class T> __global__ void amax_rows_kernel(float* amax, const T* x, long C, long stride) {
     const auto size = [](T v) { return fabsf(float(v)); };
     const float most = block_max(largest(0.f, Span{0, C}, size, x + blockIdx.x * stride));

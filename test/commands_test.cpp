@@ -439,6 +439,14 @@ TEST_CASE("--compare trains with each value of a key, once more with another see
     CHECK(contains(r.out, "lr-1e-3 "));
     CHECK(contains(r.out, "+0.00 %\n"));
     CHECK(contains(get(lab.path / "all/compare.html"), "Loss above that of lr-1e-3, %"));
+    Words elsewhere = base;
+    elsewhere.back() = "pairs";
+    const Result pairs = run(lab.path, elsewhere + Words{"--compare", "lr=1e+0,1e-3,1e-3+warmup=1+clip=0.5"});
+    CAPTURE(pairs.err);
+    REQUIRE(pairs.code == 0);
+    const std::string resolved = get(lab.path / "pairs/lr-1e-3+warmup=1+clip=0.5/config.toml");
+    CHECK(contains(resolved, "clip = 0.5")); CHECK(contains(resolved, "warmup = 1"));
+    CHECK(contains(get(lab.path / "pairs/lr-1e+0/config.toml"), "lr = 1"));
     for (const std::string wrong : {"lr=1e-3", "lr", "out=a,b", "lrr=1,2", "compare=a,b", "ids=a,b"}) {
         CAPTURE(wrong);
         const Result refused = run(lab.path, base + Words{"--compare", wrong});

@@ -164,7 +164,7 @@ TEST_CASE("a layout that contradicts itself is refused: copies, and types on the
     };
     CHECK(refusal({"--ranks", "2", "--shard", "fsdp", "--dtype", "bf16", "--fp8", "tensorwise", "--gather-dtype", "fp8"}) == "accepted");
     CHECK(refusal({"--ranks", "2", "--shard", "fsdp", "--dtype", "bf16", "--fp8", "rowwise", "--gather-dtype", "fp8"})
-              .starts_with("--gather-dtype fp8: for --fp8 tensorwise"));
+              == "--gather-dtype fp8: --fp8 is rowwise; it needs tensorwise");
     CHECK(refusal({"--ranks", "2", "--shard", "zero2", "--dtype", "bf16", "--fp8", "tensorwise", "--gather-dtype", "fp8"})
               .starts_with("--gather-dtype fp8: only --shard fsdp"));
     CHECK(narrow("--gather-dtype", "fp32") == "--gather-dtype fp32: wider than weights of --dtype bf16");

@@ -94,9 +94,9 @@ TEST_CASE_TEMPLATE("a product is that of the rounded factors, whichever way they
 
 TEST_CASE("the codes that an FP8 unit gets are those of the rounded factors, summed along their rows") {
     const long M = 5, N = 70, K = 67;
-    for (Fp8 recipe : {Fp8::tensorwise, Fp8::rowwise})
+    for (const auto& [recipe, gathered] : {std::pair(Fp8::tensorwise, false), {Fp8::rowwise, false}, {Fp8::tensorwise, true}})
         for (const auto& [turn_a, turn_b] : {std::pair(false, true), {false, false}, {true, false}})
-            for_each_block_size([&, turn_a = turn_a, turn_b = turn_b](Device& d) {
+            for_each_block_size([&, turn_a = turn_a, turn_b = turn_b, recipe = recipe, gathered = gathered](Device& d) {
                 CAPTURE(turn_a); CAPTURE(turn_b);
                 const long a_cols = turn_a ? M : K, b_cols = turn_b ? K : N;
                 const Numbers a = sized(M * K, 1, 3e-3), b = sized(N * K, 2, 40);
@@ -105,7 +105,12 @@ TEST_CASE("the codes that an FP8 unit gets are those of the rounded factors, sum
                 on_bench(d, [&](Bench& c) {
                     Scratch s(c.scratch);
                     const Fp8Rows qa = encoded<E5m2>(c, s, {ta.in(), Cut::none}, turn_a, recipe);
-                    const Fp8Rows qb = encoded<E4m3>(c, s, {tb.in(), Cut::none}, !turn_b, recipe);
+                    Fp8Factor factor{tb.in(), Cut::none};
+                    if (gathered) {                    // b as FSDP brings it: numbers of E4M3, and what was the largest
+                        const auto came = rounded<E4m3>(c, s, factor, turn_b ? Along::rows : Along::columns, recipe);
+                        factor.x = came.x, factor.amax = came.amax;
+                    }
+                    const Fp8Rows qb = encoded<E4m3>(c, s, factor, !turn_b, recipe);
                     REQUIRE(qa.codes.cols == K); REQUIRE(qb.codes.rows == N); REQUIRE((qa.wide && !qb.wide));
                     const auto host = [&](auto v) {
                         std::vector<std::remove_cvref_t<decltype(*v.data)>> x(size_t(v.count()));

@@ -130,11 +130,10 @@ TEST_CASE("weights and gradients that travel as bf16 are half the bytes, and nea
     check_narrow({.shard = "fsdp", .ranks = 3, .reshard = false}, "", "bf16");
 }
 
-// On a wire so fast that it is always free. A gather is told when the block that waits for it begins.
 TEST_CASE("weights that travel as the codes of FP8 give the same bits as those in bf16, in half the bytes") {
     for (const char* family : {"gpt2", "qwen2"}) {
         ModelShape shape = small_shape(family, false);
-        shape.layers = 3, shape.dim = 64, shape.heads = shape.kv_heads = 4, shape.head_dim = 16, shape.ffn = 96;
+        shape.vocab = 1009, shape.layers = 3, shape.dim = 64, shape.heads = shape.kv_heads = 4, shape.head_dim = 16, shape.ffn = 96;
         const Layout layouts[] = {{.shard = "fsdp", .ranks = 2, .micros = 3}, {.shard = "fsdp", .ranks = 3, .reshard = false},
                                   {.shard = "fsdp", .ranks = 4, .replicate = 2, .recompute = "full", .prefetch = 2},
                                   {.shard = "fsdp", .ranks = 4, .micros = 2, .prefetch = 0, .tp = 2}};
@@ -147,7 +146,11 @@ TEST_CASE("weights that travel as the codes of FP8 give the same bits as those i
             c.gather_dtype = "fp8";
             const Taken codes = run_ranks<bf16>(c, 3, micros);
             check_same_bits(whole, codes);
-            CHECK(codes.faults == std::vector<std::string>());   // what is saved is not rounded
+            CHECK(codes.faults == std::vector<std::string>());   // what is gathered exactly is not rounded
+            const Params params = params_of(c);
+            const long slots = l.reshard ? 1 + l.prefetch : 3, S = params.shards(), part = fp8_part(params, fp8_matrices(params)[2], 2);
+            CHECK(params.unit_size(0) > params.unit_size(2));    // codes need memory for a block at a time, not for the ends
+            CHECK(codes.peak <= whole.peak + size_t(slots * (S * part + 256) + 4096));
             const auto bytes = [](const Ledger& ledger) {
                 std::map<std::string, long> all;
                 for (const auto& [key, row] : ledger) all[key.text()] = row.bytes;
@@ -155,7 +158,7 @@ TEST_CASE("weights that travel as the codes of FP8 give the same bits as those i
             };
             CHECK(bytes(codes.steps[2].ledger) == bytes(sent_by_formula<bf16>(c, params_of(c))));
             const double sent = double(bytes(codes.steps[2].ledger)["dp_shard.gather.weights"]);
-            CHECK(sent < (c.fp8_skip_ends ? 0.9 : 0.65) * double(bytes(whole.steps[2].ledger)["dp_shard.gather.weights"]));
+            CHECK(sent < 0.95 * double(bytes(whole.steps[2].ledger)["dp_shard.gather.weights"]));
         }
     }
 }
@@ -172,6 +175,7 @@ TEST_CASE("codes: a rank sends a byte an element and two more for what is in no 
     CHECK(units[1][0].range.count == 3 * 64 * 64);     // what is joined is one
 }
 
+// On a wire so fast that it is always free. A gather is told when the block that waits for it begins.
 TEST_CASE("with prefetch 0 no gather overlaps a block; with 1 and 2 each starts before the block before it ends") {
     for (const long prefetch : {0, 1, 2}) {
         CAPTURE(prefetch);

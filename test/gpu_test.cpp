@@ -133,6 +133,7 @@ TEST_CASE("the table has a column a file, and says never run for what no file co
     dir.put("a.json", "\"note\": \"\",\n{\"group\": \"rate\", \"name\": \"copy\", \"gb_s\": 2811.4, \"share\": 1},\n"
                       "{\"name\": \"kernels\", \"state\": \"passed\", \"seconds\": 9, \"says\": \"13 of 13 suites\"}\n"
                       "{\"name\": \"step of 1.5B in bf16\", \"wanted\": 0.60, \"found\": 0.612, \"met\": true}\n"
+                      "{\"name\": \"step of 1.5B, FP8 over bf16\", \"wanted\": 1.25, \"found\": null, \"met\": false}\n"
                       "{\"group\": \"step\", \"name\": \"gpt2-124m bf16\", \"failed\": \"needs 9 MB, 8 MB are free\"}\n");
     dir.put("b.json", "{\"name\": \"kernels\", \"state\": \"failed\", \"seconds\": 9, \"says\": \"12 of 13 suites; failed: fp8\"}\n");
     const std::string t = table(dir);
@@ -144,6 +145,7 @@ TEST_CASE("the table has a column a file, and says never run for what no file co
     CHECK(std::regex_match(line("suites of kernels"), std::regex("suites of kernels +13 of 13 suites +failed: 12 of 13 suites; failed: fp8")));
     CHECK(contains(line("Qwen2.5-1.5B, bf16 (60"), " 61.20 % "));
     CHECK(contains(line("GPT-2 124M, bf16"), "failed: needs 9 MB, 8 MB are free"));
+    CHECK(contains(line("Qwen2.5-1.5B, FP8 over"), "nothing found"));
     CHECK(contains(line("memcheck"), "never run"));
 }
 

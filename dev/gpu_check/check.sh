@@ -9,6 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 unset MAKELEVEL MAKEFLAGS MFLAGS
+: "${KERNEL_SUITES:=}" "${MODEL_SUITES:=}" "${LAYOUT_SUITES:=}" "${LOOKS:=}"   # empty: not called by make, which has them
 : "${MAKE:=make}" "${PROGRAM:=./train_gpt}" "${BENCH:=build/g++/gpu_check}" "${JOBS:=4}"
 
 list() {
@@ -82,6 +83,7 @@ sanitizer() {   # stage, tool
 # ---- the benchmark --------------------------------------------------------------------------------------------------
 bench() {   # group, seconds
     local log=$work/bench-$1 status=0
+    [ -x "$bench_program" ] || { says="there is no $bench_program"; return 1; }
     timeout -k 5 "$2" $bench_program $small "$1" > "$log" 2> "$log.err" < /dev/null || status=$?
     if [ "$1" = rate ]; then cat "$log"; else grep -v '"group": "rate"' "$log"; fi >> $rows
     says="$(grep -c '"ms"' "$log") rows"
@@ -131,7 +133,7 @@ steps() {   # seconds
         moments='' note='moments in fp32: --moments bf16 is not built'
     fi
     for vocab in $vocabs; do
-        [ -s $work/ids-$vocab.bin ] || $bench_program --shard $work/ids-$vocab.bin $vocab $ids || { says="no data: ids-$vocab.bin"; return 1; }
+        [ -s $work/ids-$vocab.bin ] || $bench_program --shard $work/ids-$vocab.bin $vocab $ids 2> /dev/null || { says="no data: ids-$vocab.bin"; return 1; }
     done
     while read -r model type share; do
         [ -n "$model" ] || continue
@@ -278,8 +280,8 @@ while [ $# -gt 0 ]; do
     --list) list | while read -r name seconds what; do printf '%-10s %4d s  %s\n' "$name" "$seconds" "$what"; done; exit ;;
     --dry) dry=yes ;;
     --cpu) cpu=yes ;;
-    --to) to=$2; shift ;;
-    --minutes) minutes=$2; shift ;;
+    --to) to=${2:?--to needs a file}; shift ;;
+    --minutes) [[ ${2:-} =~ ^[0-9]+$ ]] || { echo "--minutes ${2:-}: expected a whole number" >&2; exit 2; }; minutes=$2; shift ;;
     *) list | grep -q "^$1 " || { echo "no stage is called $1: $(list | cut -d' ' -f1 | tr '\n' ' ')" >&2; exit 2; }; wanted+=" $1 " ;;
     esac
     shift
@@ -330,6 +332,7 @@ began=$SECONDS
 while read -r name seconds _ <&3; do
     [ -n "$wanted" ] && [[ $wanted != *" $name "* ]] || stage "$name" $((seconds * minutes / 9))
 done 3< <(list)
+[ -z "$wanted" ] || to=${to:-$work/some.json}           # only of all stages is a result
 file=${to:-gpu/$(tr -cs 'A-Za-z0-9.\n' - <<< "$card-$driver" | tr A-Z a-z | sed 's/^nvidia-//').json}
 json "$([ -z "$cpu" ] || echo 'cpu, not a result')" > "$file"
 echo "$file: $(grep -c '"state": "passed"' $stages) stages passed, $(grep -c '"state": "failed"' $stages) failed, $(grep -c '"state": "skipped"' $stages) skipped, in $((SECONDS - began)) s"
