@@ -66,7 +66,7 @@ struct Param {
     std::string name;                                  // Hugging Face's
     int unit;
     Place place;
-    long rows, cols;                                   // that this rank has; a vector is (1, n)
+    long rows = 0, cols = 0;                           // that this rank has; a vector is (1, n)
     bool transposed;                                   // a linear weight stored (in, out), as GPT-2 does
     bool joined;   // follows the tensor before it without a gap: one matrix for matmul
     double mean, std;                                  // initialisation

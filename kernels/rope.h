@@ -41,13 +41,14 @@ __global__ void rope_kernel(T* x, const Real<T>* table, const int* positions, lo
         b = T(v * c + u * s);
     };
     constexpr long width = pack_width<T*, const R*>;
-    if (width > 1 && half % width == 0 && in_packs(x, D) && in_packs(angles, D)) {   // a thread has points of any head
-        for (long i = threadIdx.x * width; i < heads * half; i += blockDim.x * width) {
-            T* const a = x + i / half * D;
-            each_of_pack<width>(turn_point, i % half, a, a + half, angles, angles + half);
+    if constexpr (width > 1)
+        if (half % width == 0 && in_packs(x, D) && in_packs(angles, D)) {   // a thread has points of any head
+            for (long i = threadIdx.x * width; i < heads * half; i += blockDim.x * width) {
+                T* const a = x + i / half * D;
+                each_of_pack<width>(turn_point, i % half, a, a + half, angles, angles + half);
+            }
+            return;
         }
-        return;
-    }
     for (long h = 0; h < heads; ++h) {
         T *a = x + h * D, *b = a + half;
         for_each_element(half, turn_point, a, b, angles, angles + half);

@@ -140,7 +140,7 @@ private:
         _mm_setcsr(on ? _mm_getcsr() | 0x8040 : _mm_getcsr() & ~0x8040u);
 #endif
     }
-    int team_;
+    [[maybe_unused]] int team_;
 };
 
 // ---- the process and the machine ------------------------------------------------------------------------------------
