@@ -128,7 +128,8 @@ void norm_forward(Device& d, View<T> y, View<Real<T>> stats, const std::type_ide
     const View<const T>& x = in.x;
     require_equal(y.cols, x.cols, "norm: columns of y and x");
     require_equal(stats.count(), 2 * norm_rows(x, n), "norm: two statistics a row");
-    for (const View<const T>& v : {in.branch, View<const T>(in.sum)})
+    const View<const T> beside[] = {in.branch, in.sum};
+    for (const View<const T>& v : beside)
         require(v.empty() || (v.rows == x.rows && v.cols == x.cols), "norm: what is added or made is as large as x");
     const Grid grid = Grid::rows<T>(norm_rows(x, n), n.w.cols, 1).moves(y, stats, x, in.branch, in.sum);
     launch(d, grid, norm_forward_kernel<T>, y, stats.data, in, n);

@@ -124,7 +124,7 @@ for compiler in g++ $clang; do
     if command -v "$compiler" > /dev/null; then compilers+="${compilers:+ }$compiler"; else echo "$compiler is not here: skipped"; fi
 done
 [ -x "$nvcc" ] || echo "nvcc is not here: skipped"
-headers=${*:-$(git ls-files -co --exclude-standard '*.h' | grep -vE '^(test|dev|third_party)/|^device/(block|cpu|cuda|math)\.h')}
+headers=${*:-$(git ls-files -co --exclude-standard '*.h' | grep -vE '^(test|dev|third_party)/|^device/(block|cpu|cuda|math|pack)\.h')}
 bodies=
 for header in $headers; do for file in $(closure "$header"); do case $file in *.cpp) bodies+=" $file ${file%.cpp}.h" ;; esac; done; done
 for header in $(tr ' ' '\n' <<< "$headers $bodies" | grep '\.h$' | sort -u); do
