@@ -234,6 +234,14 @@ __device__ void add_wild(float (&o)[strips][D / 8][4], const bf16* v, long k0, c
                 }
 }
 
+// A tile of keys from row k0 on, and behind it that of their values; zeros from `end` on. at: the head's first column.
+template <long D, int K>
+__device__ __forceinline__ void copy_keys_and_values(bf16* to, const AttentionInput<bf16>& in, long k0, long end,
+                                                     long at) {
+    copy_rows<D, K>(to, {in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D});
+    copy_rows<D, K>(to + K * mma_stride<D>, {in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D});
+}
+
 // One block a tile of Q queries of one head; its last tiles, which see most keys, begin first.
 // Blocks: a single new token has no more tiles than heads.
 // Bytes: keys and values come again, from L2, for each tile of queries.
@@ -250,11 +258,8 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
     bf16 *q = shared_memory<bf16>(), *tiles = q + Q * stride;       // then two times a tile of keys, one of values
     const Seen<strips> seen(in, n0 + row, count - row);
     const float scale = in.scale * log2_e;
-    const auto copy_keys = [&](long k0) {
-        bf16* const to = tiles + (k0 - start) / K % 2 * (2 * K * stride);
-        copy_rows<D, K>(to, {in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D});
-        copy_rows<D, K>(to + K * stride, {in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D});
-    };
+    const auto tile_of = [&](long k0) { return tiles + (k0 - start) / K % 2 * (2 * K * stride); };
+    const auto copy_keys = [&](long k0) { copy_keys_and_values<D, K>(tile_of(k0), in, k0, end, at); };
     float o[strips][D / 8][4] = {}, top[strips][2], sum[strips][2] = {};
     BT_UNROLL
     for (int i = 0; i < 2 * strips; ++i) top[i / 2][i % 2] = lowest<float>;
@@ -267,7 +272,7 @@ attention_mma_forward_kernel(View<bf16> out, float* lse, AttentionInput<bf16> in
         if (k0 + K < end) copy_keys(k0 + K);
         commit_copies();
         if (seen.none(k0, K)) continue;
-        const bf16 *keys = tiles + (k0 - start) / K % 2 * (2 * K * stride), *values = keys + K * stride;
+        const bf16 *keys = tile_of(k0), *values = keys + K * stride;
         const bool whole = seen.whole(k0, K);
         float s[strips][K / 8][4];
         multiply_rows<D, strips, K>(s, q + row * stride, keys);
@@ -420,11 +425,8 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, At
     const int row = threadIdx.x / 32 * 16 * strips, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     bf16 *q = shared_memory<bf16>(), *dout = q + Q * stride, *tiles = dout + Q * stride;   // then two times k and v
     const Seen<strips> seen(in, n0 + row, count - row);
-    const auto copy_keys = [&](long k0) {
-        bf16* const to = tiles + (k0 - start) / K % 2 * (2 * K * stride);
-        copy_rows<D, K>(to, {in.k.data + k0 * in.k.stride + at, in.k.stride, end - k0, D});
-        copy_rows<D, K>(to + K * stride, {in.v.data + k0 * in.v.stride + at, in.v.stride, end - k0, D});
-    };
+    const auto tile_of = [&](long k0) { return tiles + (k0 - start) / K % 2 * (2 * K * stride); };
+    const auto copy_keys = [&](long k0) { copy_keys_and_values<D, K>(tile_of(k0), in, k0, end, at); };
     float dq[strips][D / 8][4] = {}, shift[strips][2], delta[strips][2];
 
     copy_rows<D, Q>(q, {in.q.data + n0 * in.q.stride + h * D, in.q.stride, count, D});
@@ -443,7 +445,7 @@ attention_mma_queries_kernel(AttentionBackward<bf16> b, View<const bf16> out, At
         if (k0 + K < end) copy_keys(k0 + K);
         commit_copies();
         if (seen.none(k0, K)) continue;
-        const bf16 *keys = tiles + (k0 - start) / K % 2 * (2 * K * stride), *values = keys + K * stride;
+        const bf16 *keys = tile_of(k0), *values = keys + K * stride;
         const bool whole = seen.whole(k0, K);
         float p[strips][K / 8][4], ds[strips][K / 8][4];
         multiply_rows<D, strips, K>(p, q + row * stride, keys);
