@@ -154,6 +154,13 @@ struct Touched {
         return kv == 0 && m >= begin && m < (one_query ? row + 1 : end);
     }
 };
+// What is touched has another value: an element of q, k or v in their rows, or of dout.
+inline void touch(const Touched& t, double value, Numbers& qkv, Numbers& dout) {
+    const Shape& s = t.s;
+    const long column = t.place == Place::q ? s.D : t.place == Place::k ? s.H * s.D : (s.H + s.Hkv) * s.D;
+    if (t.place == Place::dout) dout[size_t(t.row * s.H * s.D + s.D + 2)] = value;
+    else qkv[size_t(t.row * s.width() + column + 2)] = value;
+}
 
 // Elements outside the reach of the change that are not the same, and NaNs that should have arrived and did not.
 struct Count { long leaks = 0, hidden = 0; };

@@ -119,9 +119,7 @@ TEST_CASE_TEMPLATE("a change, a NaN, an infinity reach those who see them and no
                 const Shape& s = t.s;
                 Numbers qkv = noise<T>(s.N() * s.width(), 1), dout = noise<T>(s.N() * s.H * s.D, 2);
                 const Result before = run<T>(d, s, qkv, dout, 0.4);
-                const long column = place == Place::q ? s.D : place == Place::k ? s.H * s.D : (s.H + s.Hkv) * s.D;
-                if (place == Place::dout) dout[size_t(t.row * s.H * s.D + s.D + 2)] = value;
-                else qkv[size_t(t.row * s.width() + column + 2)] = value;
+                touch(t, value, qkv, dout);
                 const Result after = run<T>(d, s, qkv, dout, 0.4);
                 const Count c = count_changes(t, before, after);
                 CHECK(c.leaks == 0);

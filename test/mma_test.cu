@@ -265,9 +265,7 @@ TEST_CASE("a change, a NaN, an infinity reach those who see them and nobody else
             INFO("place ", int(place), ", value ", value);
             t.place = place;
             Numbers x = qkv, dy = dout;
-            const long column = place == Place::q ? s.D : place == Place::k ? s.H * s.D : (s.H + s.Hkv) * s.D;
-            if (place == Place::dout) dy[size_t(t.row * s.H * s.D + s.D + 2)] = value;
-            else x[size_t(t.row * s.width() + column + 2)] = value;
+            touch(t, value, x, dy);
             const Result after = run<bf16>(d, s, x, dy, 0.2);
             const Count c = count_changes(t, before, after);
             CHECK(c.leaks == 0);
